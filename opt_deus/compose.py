@@ -1,0 +1,207 @@
+"""From a command line to checked cells: Hydra composes, everything is typed and refused here, before any weight is loaded."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import re
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from opt_deus import config as vocabulary
+from opt_deus.config import FACTORS, NO_NEW_CONTENT, AlignConfig, Cell, Meaningless, is_runtime, nearest
+from opt_deus.naming import cell_folder
+
+ROOT = Path(__file__).resolve().parent
+CONF = ROOT / "conf" if (ROOT / "conf").is_dir() else ROOT.parent / "conf"
+
+
+@dataclass
+class Job:
+    """One cell asked for: its command line, its folder, and the reason where it is to be skipped."""
+
+    overrides: list[str]
+    cell: Cell
+    folder: str
+    skipped: str | None = None
+
+
+def compose_jobs(overrides: list[str], multirun: bool, name: str, config_dir: str | None = None) -> list[Job]:
+    """All cells of a command line, composed and checked.
+
+    Raises ValueError with one message (key, value, remedy) for anything that is wrong in any of them.
+    """
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        search = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+        lists = expand_sweep(overrides, search) if multirun else [overrides]
+        jobs = [_job(_composed(search + job), job, name) for job in lists]
+    return _without_doubles(_skip_meaningless(jobs, multirun))
+
+
+def expand_sweep(overrides: list[str], search: list[str]) -> list[list[str]]:
+    """Every combination of a sweep, in Hydra's own order; an experiment's sweep parameters come first, the command line wins."""
+    parsed = _parse(overrides)
+    fixed = [each.input_line for each in parsed if not each.is_sweep_override()]
+    params = _composed(search + fixed).hydra.sweeper.params or {}
+    typed = {each.key_or_group for each in parsed}
+    extra = _parse([f"{key}={value}" for key, value in params.items() if key not in typed])
+    axes = [_values(each) for each in extra + parsed]
+    return [list(combination) for combination in itertools.product(*axes)]
+
+
+def _values(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [override.input_line]
+    if not override.is_discrete_sweep():
+        raise ValueError(f"{override.input_line}: a grid needs listed values, e.g. {override.key_or_group}=1,2,3.")
+    key = override.get_key_element()
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def _parse(overrides: list[str]) -> list[Override]:
+    loader = GlobalHydra.instance().config_loader()
+    try:
+        return OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+    except HydraException as error:
+        bad = next((each for each in overrides if each in str(error)), "")
+        raise ValueError(
+            f"{bad or 'override'}: cannot be read ({_first_line(error)}). Write key=value; quote a value that holds '=' "
+            "or ',' as 'key=\"a=b\"'."
+        ) from None
+
+
+def _composed(overrides: list[str]) -> DictConfig:
+    try:
+        return compose("config", overrides=overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_explain(overrides, error)) from None
+
+
+def _explain(overrides: list[str], error: Exception) -> str:
+    """One message for a command line that Hydra refused: the wrong word and the nearest right one."""
+    groups = {folder.name: [file.stem for file in folder.glob("*.yaml")] for folder in CONF.iterdir() if folder.is_dir()}
+    valid_groups = []
+    for each in _parse(overrides):
+        key, value = each.key_or_group, str(each.value())
+        if key in groups and value not in groups[key] and not value.endswith(".yaml"):
+            return f"{key}={value}: unknown; {nearest(value, groups[key])}."
+        if key in groups:
+            valid_groups.append(each.input_line)
+    try:
+        known = sorted(_flat_keys(compose("config", overrides=valid_groups)))
+    except HydraException:
+        return f"{' '.join(valid_groups)}: {_first_line(error)}"
+    for each in _parse(overrides):
+        key = each.key_or_group
+        if key not in known and key not in groups and not key.startswith("hydra"):
+            return f"{key}={each.value()}: there is no key {key!r}; {nearest(key, known)}."
+    return f"{' '.join(overrides)}: {_first_line(error)}"
+
+
+def _flat_keys(node: Any, prefix: str = "") -> set[str]:
+    keys: set[str] = set()
+    for key in node:
+        keys.add(f"{prefix}{key}")
+        if isinstance(node._get_node(key), DictConfig):
+            keys |= _flat_keys(node[key], f"{prefix}{key}.")
+    return keys
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _job(config: DictConfig, overrides: list[str], name: str) -> Job:
+    cell = to_cell(config, overrides, name)
+    reason = None
+    try:
+        vocabulary.check(cell)
+    except Meaningless as error:
+        reason = str(error)
+    return Job(overrides, cell, cell_folder(cell), reason)
+
+
+def to_cell(config: DictConfig, overrides: list[str], name: str | None = None) -> Cell:
+    """The typed cell of a composed configuration. DictConfig ends here."""
+    ours = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
+    plain["name"] = name if plain.get("name") is None else plain["name"]
+    typed_overrides = _typed_overrides(overrides)
+    if plain["align"]["name"] in NO_NEW_CONTENT and "zero_init" not in typed_overrides:
+        plain["zero_init"] = False
+    plain["align"] = _with_knobs(plain["align"])
+    plain["reference"] = _reference(plain["update_match"])
+    plain["overrides"] = {key: value for key, value in typed_overrides.items() if key not in FACTORS and not is_runtime(key)}
+    hints = get_type_hints(Cell)
+    unknown = sorted(set(plain) - set(hints))
+    if unknown:
+        raise ValueError(f"{unknown[0]}: there is no such key; {nearest(unknown[0], sorted(hints))}.")
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Cell), plain))
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", "") or ""
+        raise ValueError(f"{key}={_select(plain, key)}: {_first_line(error)}.") from None
+
+
+def _with_knobs(align: dict[str, Any]) -> dict[str, Any]:
+    """A method's YAML: what every method has, and its own knobs apart."""
+    known = {field.name for field in fields(AlignConfig)}
+    knobs = {key: value for key, value in align.items() if key not in known}
+    return {key: value for key, value in align.items() if key in known} | {"knobs": knobs}
+
+
+def _reference(name: str | None) -> dict[str, Any] | None:
+    """The method that update_match names, with its default knobs."""
+    if name is None:
+        return None
+    makers = sorted(file.stem for file in (CONF / "align").glob("*.yaml") if file.stem not in NO_NEW_CONTENT)
+    if name not in makers:
+        raise ValueError(f"update_match={name}: no method that makes layers; {nearest(name, makers)}.")
+    return _with_knobs(OmegaConf.to_container(OmegaConf.load(CONF / "align" / f"{name}.yaml")))
+
+
+def _select(plain: dict, key: str) -> Any:
+    return OmegaConf.select(OmegaConf.create(plain), key) if key else ""
+
+
+def _typed_overrides(overrides: list[str]) -> dict[str, str]:
+    """key -> value as typed, without Hydra's own keys, sweep names and the experiment's name."""
+    pairs = {}
+    for line in overrides:
+        key, _, value = line.lstrip("+~").partition("=")
+        key = re.sub(r"@.*$", "", key)
+        if not key.startswith("hydra") and key != "experiment":
+            pairs[key] = value.strip("'\"")
+    return pairs
+
+
+def _skip_meaningless(jobs: list[Job], multirun: bool) -> list[Job]:
+    """Skipped cells are recorded in a grid that crosses them; alone, or when all are, they are refused."""
+    if all(job.skipped for job in jobs):
+        raise ValueError(jobs[0].skipped)
+    seen: dict[tuple, str] = {}
+    for job in jobs:
+        if job.skipped or job.cell.align.name not in NO_NEW_CONTENT:
+            continue
+        same = (job.cell.align.name, job.cell.seed, tuple(sorted(job.cell.overrides.items())))
+        if same in seen:
+            job.skipped = f"align={job.cell.align.name} takes no position: the same cell as {seen[same]}."
+        seen.setdefault(same, job.folder)
+    return jobs
+
+
+def _without_doubles(jobs: list[Job]) -> list[Job]:
+    folders: dict[str, Job] = {}
+    for job in jobs:
+        if job.folder in folders:
+            raise ValueError(f"{' '.join(job.overrides)}: asked for twice (cell {job.folder}); name each value once.")
+        folders[job.folder] = job
+    return jobs

@@ -1,0 +1,145 @@
+"""The one place where stages meet: run_cell reads like its outline."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opt_deus import evaluation, models, training
+from opt_deus.config import Cell
+from opt_deus.pipeline import stages
+from opt_deus.pipeline.bench import Bench, State
+from opt_deus.pipeline.record import failure, new_record, read_record, write_record, write_samples
+from opt_deus.store import Artefact
+
+__all__ = ["Bench", "export_cell", "read_record", "run_cell", "skip_cell", "stages"]
+
+
+def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+    """Runs or resumes one cell and writes its record and samples; a failure becomes a record with its traceback."""
+    record = new_record(cell)
+    start = time.monotonic()
+    try:
+        with training.open_run(cell.tracker, cell.name, folder.name, record["config"], folder, cell.offline) as run:
+            _Cell(cell, folder, record, run).run()
+            run.log({f"perplexity/{stage}": value for stage, value in record["perplexity"].items() if value})
+        record["status"] = "ok"
+    except Exception as error:  # one cell's trouble never stops the others
+        record.update(status="failed", reason=f"{type(error).__name__}: {error}", error=failure(error))
+    record["provenance"]["seconds"] = round(time.monotonic() - start, 3)
+    write_record(folder, record)
+    return record
+
+
+def skip_cell(cell: Cell, folder: Path, reason: str) -> dict[str, Any]:
+    """Records a combination that means nothing."""
+    record = new_record(cell) | {"status": "skipped", "reason": reason}
+    write_record(folder, record)
+    return record
+
+
+def export_cell(cell: Cell, out: Path) -> None:
+    """Builds one deeper model and writes it as a Hugging Face checkpoint in the base checkpoint's dtype."""
+    bench = Bench(cell, _device(cell.device))
+    _, state = stages.expand(bench)
+    method = f"align={cell.align.name} {cell.align.knobs or ''} zero_init={cell.zero_init} norm_match={cell.norm_match}"
+    models.export(
+        bench.model(state).to("cpu"),
+        bench.tokenizer,
+        out,
+        models.checkpoint_dtype(bench.base.folder),
+        models.model_card(bench.base, bench.plan, method),
+    )
+
+
+class _Cell:
+    """One run of one cell: the bench, and the record as it fills."""
+
+    def __init__(self, cell: Cell, folder: Path, record: dict[str, Any], run: Any) -> None:
+        self.cell, self.folder, self.record, self.tracked = cell, folder, record, run
+        self.bench = Bench(cell, _device(cell.device))
+        self.rows: dict[str, Any] = {}
+        self.logs: list[Path] = []
+
+    def run(self) -> None:
+        self._identify()
+        base = State(self.bench.base.fingerprint)
+        self._evaluate("base", base)
+        initial = self._expand()
+        self._evaluate("initial", initial)
+        trained = self._train("cpt", initial)
+        self._train("sft", trained)
+        write_samples(self.folder, self.record, self.rows)
+        self._write_log()
+
+    def _identify(self) -> None:
+        bench, record = self.bench, self.record
+        record["provenance"] |= {
+            "dtype": bench.precision,
+            "device": bench.device.split(":")[0],
+            "base_fingerprint": bench.base.fingerprint,
+            "data_fingerprint": bench.corpus.fingerprint,
+        }
+        record["plan"] = {
+            "base_layers": bench.plan.base_layers,
+            "layers": bench.plan.layers,
+            "inserted": bench.plan.inserted,
+            "parents": bench.plan.parents,
+        }
+        record["cell"]["num_new_layers"] = len(bench.plan.inserted)
+        shape = models.shape_of(bench.base.folder)
+        base = models.parameter_counts(shape)["total"]
+        total = models.parameter_counts(shape, bench.plan.layers)["total"]
+        every = all(getattr(self.cell, stage).trainable == "all" for stage in ("cpt", "sft"))
+        trainable = total if every or self.cell.align.make is None else total - base
+        record["parameters"] = {"base": base, "total": total, "trainable": trainable}
+
+    def _expand(self) -> State:
+        artefact, state = stages.expand(self.bench)
+        self._note("expand", artefact)
+        self.record["expand"] = artefact.details
+        return state
+
+    def _train(self, stage: str, start: State) -> State:
+        result = stages.train(self.bench, stage, start, callbacks=self.tracked.callbacks)
+        if result is None:
+            return start
+        artefact, state = result
+        self._note(stage, artefact)
+        self.record[stage] = artefact.details
+        self.logs.append(artefact.path / stages.LOG)
+        if "cpt_checkpoints" in self.cell.eval.stages:
+            for name, checkpoint in stages.checkpoint_states(artefact, state).items():
+                self._evaluate(name, checkpoint)
+        self._evaluate(stage, state)
+        return state
+
+    def _evaluate(self, stage: str, state: State) -> None:
+        asked = self.cell.eval.stages
+        benchmarks = bool(asked) if stage == "base" else stage in asked or "-" in stage
+        artefact, rows = stages.evaluate(self.bench, state, benchmarks=benchmarks)
+        self._note(f"eval-{stage}", artefact)
+        self.rows[stage] = rows
+        self.record["eval"][stage] = evaluation.summarise(rows)
+        self.record["perplexity"][stage] = evaluation.perplexity(rows)
+
+    def _note(self, stage: str, artefact: Artefact) -> None:
+        artefacts = self.record["artefacts"]
+        if stage.startswith("eval-"):
+            artefacts["eval"][stage.removeprefix("eval-")] = artefact.name
+        else:
+            artefacts[stage] = artefact.name
+        if artefact.reused:
+            artefacts["reused"].append(stage)
+
+    def _write_log(self) -> None:
+        (self.folder / "log.jsonl").write_text("".join(log.read_text() for log in self.logs))
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"

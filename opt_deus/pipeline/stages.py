@@ -1,0 +1,142 @@
+"""The stages of a cell as store artefacts: expand, train, evaluate. Each function finds its artefact or builds it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas
+from tqdm import tqdm
+
+from opt_deus import evaluation, models, training
+from opt_deus.config import NO_NEW_CONTENT, training_key
+from opt_deus.pipeline.bench import Bench, State
+from opt_deus.pipeline.making import MADE, Makers
+from opt_deus.store import Artefact
+
+# Raised when a change of code changes a stage's results: artefacts of older versions are then not reused.
+VERSIONS = {"expand": 1, "cpt": 1, "sft": 1, "eval": 1}
+TRAINED, ROWS, LOG = "trained.safetensors", "rows.parquet", "log.jsonl"
+
+
+def expand(bench: Bench) -> tuple[Artefact, State]:
+    """The deeper model right after expansion, self-checked. details: seconds, blocks per output index, self_check."""
+    cell, slots = bench.cell, bench.plan
+    layers: dict[int, Artefact] = {}
+    if cell.align.make is not None:
+        new = [(index, slot) for index, slot in enumerate(slots.slots) if slot.new]
+        with Makers(bench) as makers:
+            for index, slot in tqdm(new, desc=f"expand {cell.align.name}", disable=None, leave=False):
+                layers[index] = makers.layer(slot.lower, slot.upper)
+    made = tuple((index, layers[index].path / MADE if layers else slots.slots[index].lower) for index in slots.inserted)
+    key = {
+        "version": VERSIONS["expand"],
+        "base": bench.base.fingerprint,
+        "slots": [[slot.lower, slot.upper, slot.new] for slot in slots.slots],
+        "layers": {str(index): artefact.hash for index, artefact in layers.items()},
+        "zero_init": cell.zero_init,
+    }
+    unchecked = State("", made, cell.zero_init)
+
+    def build(folder: Path) -> dict[str, Any]:
+        base = bench.base_model()
+        deeper = models.deepen(bench.base_model(), slots, bench.made_layers(unchecked, base))
+        return {
+            "self_check": models.self_check(base, deeper, slots, cell.zero_init),
+            "seconds": sum(artefact.details["seconds"] for artefact in layers.values()),
+            "blocks": {str(index): artefact.details["blocks"] for index, artefact in layers.items()},
+        }
+
+    artefact = bench.store.get("expand", key, build)
+    return artefact, State(artefact.hash, made, cell.zero_init)
+
+
+def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> tuple[Artefact, State] | None:
+    """Continual pre-training ("cpt") or supervised fine-tuning ("sft") from a state; None where the stage has no budget."""
+    cell = bench.cell
+    settings = getattr(cell, stage)
+    if settings.tokens is None and settings.steps is None:
+        return None
+    trainable = settings.trainable or ("all" if cell.align.name in NO_NEW_CONTENT else "new")
+    key = {
+        "version": VERSIONS[stage],
+        "start": start.key,
+        "settings": {**training_key(settings), "trainable": trainable},
+        "data": bench.corpus.fingerprint,
+        "seed": cell.seed,
+        "precision": bench.precision,
+    }
+
+    def build(folder: Path) -> dict[str, Any]:
+        model = bench.take(start)
+        names = models.layer_parameter_names(model, bench.plan.inserted) if trainable == "new" else "all"
+        details = training.train(
+            model,
+            bench.tokenizer,
+            _examples(bench, stage, settings),
+            settings,
+            trainable=names,
+            folder=folder / "resume",
+            seed=cell.seed,
+            precision=bench.precision,
+            device=bench.device,
+            log=folder / LOG,
+            stage=stage,
+            callbacks=callbacks,
+        )
+        details["trainable"] = sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
+        for kept in (folder / "resume").glob("*.safetensors"):  # the trained tensors and the learning curve's
+            kept.rename(folder / kept.name)
+        shutil.rmtree(folder / "resume")
+        trained.append(model)
+        return details
+
+    trained: list[Any] = []
+    artefact = bench.store.get(stage, key, build, resumable=True)
+    state = State(artefact.hash, start.made, start.zero_init, artefact.path / TRAINED)
+    if trained:
+        bench.hold(state, trained[0])
+    return artefact, state
+
+
+def _examples(bench: Bench, stage: str, settings: Any) -> Any:
+    tokens = settings.tokens
+    if settings.steps is not None:
+        tokens = settings.steps * settings.batch_size * settings.accumulation * settings.block_size
+    if stage == "cpt":
+        documents = bench.corpus.training_documents(bench.cell.seed)
+        return training.packed_blocks(documents, bench.tokenizer, tokens, settings.block_size)
+    pairs = bench.corpus.training_pairs(bench.cell.seed)
+    return training.pair_examples(pairs, bench.tokenizer, tokens, settings.block_size)
+
+
+def checkpoint_states(artefact: Artefact, end: State) -> dict[str, State]:
+    """Learning-curve checkpoints kept by a training stage: "cpt-0.2" -> the model there."""
+    states = {}
+    for file in sorted(artefact.path.glob("curve-*.safetensors")):
+        fraction = file.stem.removeprefix("curve-")
+        if float(fraction) < 1:
+            states[f"{artefact.stage}-{fraction}"] = State(f"{end.key}@{fraction}", end.made, end.zero_init, file)
+    return states
+
+
+def evaluate(bench: Bench, state: State, *, benchmarks: bool) -> tuple[Artefact, pandas.DataFrame]:
+    """Per-document results of a state: held-out perplexity, and the benchmarks where asked for."""
+    cell = bench.cell
+    key = {
+        "version": VERSIONS["eval"],
+        "model": state.key,
+        "base": bench.base.fingerprint,
+        "eval": evaluation.fingerprint(cell.eval, bench.corpus),
+        "benchmarks": benchmarks,
+    }
+
+    def build(folder: Path) -> dict[str, Any]:
+        run = evaluation.evaluate if benchmarks else evaluation.heldout
+        rows = run(bench.model(state), bench.tokenizer, cell.eval, bench.corpus, device=bench.device)
+        rows.to_parquet(folder / ROWS, index=False)
+        return {"rows": len(rows)}
+
+    artefact = bench.store.get("eval", key, build)
+    return artefact, pandas.read_parquet(artefact.path / ROWS)

@@ -1,0 +1,99 @@
+"""Documents and pairs -> training examples, in the order given. The order is the corpus' seeded one; nothing shuffles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+
+from opt_deus.config import TrainConfig
+from opt_deus.models import end_of_text
+
+CHARACTERS_PER_CALL = 4_000_000  # tokenised at once: bounds memory, still feeds all tokenizer threads
+PATIENCE = 1_000  # pairs in a row that do not fit before pair_examples gives up
+
+
+def token_budget(cfg: TrainConfig) -> int:
+    """Tokens that a stage draws: `steps` whole optimizer steps if given, otherwise `tokens` (0: no training)."""
+    if cfg.steps is not None:
+        return cfg.steps * cfg.batch_size * cfg.accumulation * cfg.block_size
+    return cfg.tokens or 0
+
+
+@dataclass(frozen=True)
+class PackedBlocks(torch.utils.data.Dataset):
+    """Blocks of token ids, int32, shape (number of blocks, block size)."""
+
+    blocks: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.from_numpy(self.blocks[index].astype(np.int64))}
+
+
+def packed_blocks(documents: Iterator[str], tokenizer: Any, num_tokens: int, block_size: int) -> PackedBlocks:
+    """Exactly num_tokens // block_size blocks: documents one after the other, an end-of-text token after each."""
+    num_blocks = num_tokens // block_size
+    if num_blocks < 1:
+        raise ValueError(f"tokens={num_tokens} is less than one block; use at least block_size={block_size}")
+    ids = np.empty(num_blocks * block_size, dtype=np.int32)
+    separator, filled = end_of_text(tokenizer), 0
+    if separator is None:
+        raise ValueError("model: its tokenizer has no end-of-text token; set eos_token in tokenizer_config.json")
+    for texts in _chunks(documents, characters=lambda: 4 * (len(ids) - filled)):
+        for tokens in tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
+            piece = np.asarray([*tokens, separator][: len(ids) - filled], dtype=np.int32)
+            ids[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        if filled == len(ids):
+            return PackedBlocks(ids.reshape(num_blocks, block_size))
+    raise ValueError(f"tokens={num_tokens}: the documents hold only {filled} tokens; lower the budget or add text")
+
+
+def _chunks(documents: Iterator[str], characters: Any) -> Iterator[list[str]]:
+    """Lists of documents of about `characters()` characters each, as many as are still needed (the stream is endless)."""
+    texts, size = [], 0
+    for document in documents:
+        texts.append(document)
+        size += len(document) + 4
+        if size >= min(CHARACTERS_PER_CALL, characters()):
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts
+
+
+def pair_examples(
+    pairs: Iterator[dict], tokenizer: Any, num_tokens: int, max_length: int, num_examples: int | None = None
+) -> datasets.Dataset:
+    """Question-answer pairs until `num_tokens` tokens (prompt and answer) are reached, or `num_examples` if given.
+
+    A pair longer than max_length tokens is passed over whole: a truncated answer would teach to stop early.
+    """
+    chosen, total, refused = [], 0, 0
+    for pair in pairs:
+        length = len(tokenizer(pair["prompt"] + pair["completion"], verbose=False)["input_ids"]) + 1  # end of text
+        if length > max_length:
+            refused += 1
+            if refused == PATIENCE:
+                raise ValueError(f"block_size={max_length}: {PATIENCE} pairs in a row are longer; raise it")
+            continue
+        refused = 0
+        chosen.append({"prompt": pair["prompt"], "completion": pair["completion"]})
+        total += length
+        if len(chosen) == num_examples or (num_examples is None and total >= num_tokens):
+            return datasets.Dataset.from_list(chosen)
+    wanted = f"tokens={num_tokens}" if num_examples is None else f"{num_examples} examples"
+    raise ValueError(f"{wanted}: the pairs hold only {total} tokens in {len(chosen)}; lower the budget or add pairs")
+
+
+def num_steps(cfg: TrainConfig, num_examples: int) -> int:
+    """Optimizer steps of a stage: cfg.steps, otherwise one pass over the examples (the last batch may be smaller)."""
+    return cfg.steps or math.ceil(math.ceil(num_examples / cfg.batch_size) / cfg.accumulation)

@@ -1,0 +1,295 @@
+"""train(): one stage of training, resumable at any moment, with the same result as without interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from trl import SFTConfig, SFTTrainer
+
+from opt_deus.config import TrainConfig
+from opt_deus.training import checkpoints, guards
+from opt_deus.training.examples import PackedBlocks, num_steps
+from opt_deus.training.prefix import PrefixStates, frozen_layers, only_layers, worth_it
+from opt_deus.training.run import Run
+
+TRAINED = "trained.safetensors"
+
+
+class BlockTrainer(checkpoints.Resumable, Trainer):
+    """Next-token prediction on packed blocks."""
+
+
+class PairTrainer(checkpoints.Resumable, SFTTrainer):
+    """Loss on the answer only."""
+
+    def _send_telemetry(self) -> None:
+        """trl calls home here; this project does not."""
+
+
+def train(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    examples: Any,
+    cfg: TrainConfig,
+    *,
+    trainable: set[str] | str,
+    folder: Path,
+    seed: int,
+    precision: str,
+    device: str,
+    log: Path | None,
+    stage: str,
+    callbacks: Sequence[TrainerCallback] = (),
+    prefix: PrefixStates | None = None,
+) -> dict[str, Any]:
+    """Train `trainable` ("all", or full parameter names) in place; everything else stays bit-identical.
+
+    `folder` keeps resume checkpoints, curve-<fraction>.safetensors and, at the end, trained.safetensors with the
+    final trainable tensors; a second call with the same folder resumes, or takes over the finished result.
+    `prefix` offers a folder for the states below the first trainable layer (prefix.py); cfg.cache_prefix decides.
+    Returns {"tokens", "steps", "seconds", "tokens_per_second", "final_loss"} (loss in nats, mean of the last tenth).
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = choose(model, trainable)
+    with _as_before(model, chosen):
+        run = Run(stage, cfg, folder, chosen, _lengths(examples, tokenizer), {})
+        run.identity = _identity(run, examples, seed, precision)
+        finished = _finished(run)
+        if finished is not None:
+            return finished
+        set_seed(seed)
+        with _from_first_trainable(model, examples, run, precision, device, prefix) as fed:
+            trainer = _trainer(model, tokenizer, fed, run, seed, precision, device)
+            _attach(trainer, run, log, callbacks)
+            resume = checkpoints.newest(run)
+            run.started = time.perf_counter()
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+            return _finish(run, trainer)
+
+
+def choose(model: torch.nn.Module, trainable: set[str] | str) -> dict[str, torch.nn.Parameter]:
+    """The trainable parameters by name, in the model's order; a tied tensor goes by its first name."""
+    parameters = dict(model.named_parameters())
+    if trainable == "all":
+        chosen = parameters
+    else:
+        first_name = {id(parameter): name for name, parameter in parameters.items()}
+        every = dict(model.named_parameters(remove_duplicate=False))
+        unknown = sorted(set(trainable) - set(every))
+        if unknown or not trainable:
+            raise ValueError(f"trainable: the model has no parameter {unknown[:3] or '(empty set)'}; nothing to train")
+        names = {first_name[id(every[name])] for name in trainable}
+        chosen = {name: parameter for name, parameter in parameters.items() if name in names}
+    wrong = [name for name, parameter in chosen.items() if parameter.dtype != torch.float32]
+    if wrong:
+        raise ValueError(f"dtype: {wrong[0]} is not float32; load the weights as float32, bf16 is for autocast only")
+    return chosen
+
+
+@contextlib.contextmanager
+def _as_before(model: torch.nn.Module, chosen: dict[str, torch.nn.Parameter]) -> Iterator[None]:
+    """Freeze all but `chosen`; afterwards give the model back as it was but for its weights.
+
+    accelerate wraps `forward` in autocast and trl in its fused head, both on the instance; left there, a later
+    float32 evaluation would run in bfloat16.
+    """
+    flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    was_training, config = model.training, copy.deepcopy(model.config)
+    generation = copy.deepcopy(getattr(model, "generation_config", None))
+    patched = {name: model.__dict__.get(name) for name in ("forward", "_original_forward")}
+    wanted = {id(parameter) for parameter in chosen.values()}
+    try:
+        for parameter in flags:
+            parameter.requires_grad_(id(parameter) in wanted)
+        yield
+    finally:
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
+            parameter.grad = None
+        for name, value in patched.items():
+            model.__dict__.pop(name, None)
+            if value is not None:
+                model.__dict__[name] = value
+        model.config.__dict__.update(config.__dict__)
+        model.generation_config = generation
+        model.train(was_training)
+        gc.collect()  # the Trainer holds itself and the optimizer's moments in a cycle
+
+
+@contextlib.contextmanager
+def _from_first_trainable(
+    model: torch.nn.Module, examples: Any, run: Run, precision: str, device: str, prefix: PrefixStates | None
+) -> Iterator[Any]:
+    """The examples; as stored states, with the model cut to the layers above, where that pays."""
+    depth = frozen_layers(model, run.trainable) if prefix is not None else 0
+    if prefix is None or not worth_it(model, examples, depth, run.cfg, prefix.folder):
+        yield examples
+        return
+    model.to(device)
+    states = prefix.open(model, examples, depth, run.cfg.batch_size, precision)
+    with only_layers(model, slice(depth, None)):
+        yield states
+
+
+def _lengths(examples: Any, tokenizer: Any) -> np.ndarray:
+    """Tokens of every example."""
+    if isinstance(examples, PackedBlocks):
+        return np.full(len(examples), examples.blocks.shape[1])
+    if "prompt" in examples.column_names:
+        texts = [prompt + completion for prompt, completion in zip(examples["prompt"], examples["completion"])]
+        return np.array([len(ids) + 1 for ids in tokenizer(texts, verbose=False)["input_ids"]])  # + end of text
+    return np.array([len(ids) for ids in examples["input_ids"]])
+
+
+def _identity(run: Run, examples: Any, seed: int, precision: str) -> dict[str, Any]:
+    """What makes a checkpoint this run's own; run-time knobs are left out."""
+    if isinstance(examples, PackedBlocks):
+        content = hashlib.sha256(examples.blocks.tobytes())
+    else:
+        content = hashlib.sha256(json.dumps([dict(example) for example in examples]).encode())
+    settings = {key: value for key, value in asdict(run.cfg).items() if key not in TrainConfig.RUNTIME}
+    names = hashlib.sha256("\n".join(run.trainable).encode())
+    return {
+        "stage": run.stage,
+        "seed": seed,
+        "precision": precision,
+        "settings": settings,
+        "examples": content.hexdigest(),
+        "trainable": names.hexdigest(),
+    }
+
+
+def _trainer(
+    model: torch.nn.Module, tokenizer: Any, examples: Any, run: Run, seed: int, precision: str, device: str
+) -> Trainer:
+    cfg, steps = run.cfg, num_steps(run.cfg, len(examples))
+    arguments = dict(
+        output_dir=str(run.folder),
+        max_steps=steps,
+        per_device_train_batch_size=cfg.batch_size,
+        gradient_accumulation_steps=cfg.accumulation,
+        learning_rate=cfg.lr,
+        lr_scheduler_type=cfg.schedule,
+        warmup_steps=math.ceil(cfg.warmup_ratio * steps),
+        weight_decay=cfg.weight_decay,
+        max_grad_norm=cfg.max_grad_norm,
+        bf16=precision == "bf16",
+        use_cpu=device == "cpu",
+        seed=seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # it would hide a NaN from the guard
+        save_strategy="no",  # guards.ResumePoints asks for saves
+        report_to="none",
+        disable_tqdm=not sys.stderr.isatty(),
+        dataloader_num_workers=0,
+        dataloader_pin_memory=device != "cpu",
+        activation_checkpointing=False,  # trl's default is on
+    )
+    if "prompt" in getattr(examples, "column_names", ()):
+        with _quiet_datasets(), _tokenizer_as_before(tokenizer):
+            sft = SFTConfig(max_length=cfg.block_size, completion_only_loss=True, **arguments)
+            return _single(PairTrainer(model, sft, train_dataset=examples, processing_class=tokenizer))
+    block = TrainingArguments(remove_unused_columns=False, **arguments)
+    return _single(BlockTrainer(model, block, train_dataset=examples, data_collator=collate))
+
+
+def _single(trainer: Trainer) -> Trainer:
+    trainer.args._n_gpu = min(trainer.args.n_gpu, 1)  # never DataParallel: it changes the batch size
+    return trainer
+
+
+def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Whole blocks: no padding and no mask, so that attention takes its causal fast path."""
+    batch = {name: torch.stack([torch.as_tensor(example[name]) for example in examples]) for name in examples[0]}
+    return {"labels": batch.get("input_ids"), **batch}
+
+
+@contextlib.contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    """No bars for tokenising a few hundred pairs."""
+    shown = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not shown:
+            datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _tokenizer_as_before(tokenizer: Any) -> Iterator[None]:
+    """trl sets pad_token; the caller's tokenizer keeps its own."""
+    pad = tokenizer.pad_token
+    try:
+        yield
+    finally:
+        tokenizer.pad_token = pad
+
+
+def _attach(trainer: Trainer, run: Run, log: Path | None, callbacks: Sequence[TrainerCallback]) -> None:
+    trainer.run = run
+    for shipped in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(shipped)
+    own = [guards.DivergenceGuard(run), guards.DeadLayerGuard(run), guards.ResumePoints(run)]
+    own.append(guards.LearningCurve(run, trainer.args.max_steps))
+    if log is not None:
+        own.append(guards.LogFile(run, Path(log)))
+    if not trainer.args.disable_tqdm:
+        own.append(guards.Bar())
+    for callback in [*own, *callbacks]:
+        trainer.add_callback(callback)
+
+
+def _finish(run: Run, trainer: Trainer) -> dict[str, Any]:
+    """Check the weights, store them with the result, and drop the resume checkpoints."""
+    broken = [name for name, parameter in run.trainable.items() if not bool(torch.isfinite(parameter).all())]
+    if broken:
+        raise guards.TrainingDiverged(f"{run.stage}: after the last step {broken[0]} is not finite; lower the rate")
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    last = losses[-max(1, len(losses) // 10) :]
+    tokens, seconds = run.tokens_after(trainer.state.global_step), run.seconds
+    result = {
+        "tokens": tokens,
+        "steps": trainer.state.global_step,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens / seconds, 1),
+        "final_loss": sum(last) / len(last),
+    }
+    guards.write_tensors(
+        run, run.folder / TRAINED, {"result": json.dumps(result), "identity": json.dumps(run.identity)}
+    )
+    checkpoints.remove_all(run.folder)
+    return result
+
+
+def _finished(run: Run) -> dict[str, Any] | None:
+    """The result of this very run where it is complete; its tensors are loaded."""
+    path = run.folder / TRAINED
+    if not path.is_file():
+        return None
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    if json.loads(metadata["identity"]) != run.identity:
+        path.unlink()
+        return None
+    checkpoints.load_tensors(run, load_file(path))
+    checkpoints.remove_all(run.folder)
+    return json.loads(metadata["result"])
