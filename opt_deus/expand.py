@@ -43,9 +43,7 @@ def _check(cell: Cell, out: Path) -> None:
     if cell.dry_run:
         return
     models.check(cell.model, cell.offline, Store(models.cache_root()), tokenizer=False)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"out={out}: is not empty; choose a new folder.")
-    check_writable("out", out)
+    models.check_target(out)
     check_writable("store.root", Path(cell.store.root))
 
 

@@ -1,4 +1,4 @@
-"""Records and samples that follow the contract to the letter, without any model: for tests of statistics and reports."""
+"""Records and samples that follow the contract to the letter, without any model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-COLUMNS = (
-    "cell arm align zero_init position seed overrides stage task split doc_id doc_hash metric value".split()
-)
+COLUMNS = "cell arm align zero_init position seed overrides stage task split doc_id doc_hash metric value".split()
 STAGES = ("initial", "cpt-0.5", "cpt", "sft")
 
 
@@ -43,7 +41,9 @@ def make_samples(
                     for task, easy in easiness.items():
                         latent = easy + own[task] + shift + generator.normal(0, 0.3, num_documents)
                         rows += _rows(shared, stage, task, {"acc": (latent > 0).astype(float)})
-                    loss = tokens * (3.0 - 0.05 * shift - 0.1 * STAGES.index(stage)) + generator.normal(0, 5, num_documents)
+                    loss = tokens * (3.0 - 0.05 * shift - 0.1 * STAGES.index(stage)) + generator.normal(
+                        0, 5, num_documents
+                    )
                     rows += _rows(shared, stage, "heldout", {"loglikelihood": -loss, "tokens": tokens, "words": tokens})
     return pd.DataFrame(rows, columns=COLUMNS)
 

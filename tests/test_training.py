@@ -33,7 +33,7 @@ from opt_deus.training import (
     token_budget,
     train,
 )
-from opt_deus.training.precision import _cpu_flags
+from opt_deus.training.arithmetic import _cpu_flags
 from opt_deus.training.prefix import PrefixStates, frozen_layers, worth_it
 from opt_deus.training.run import Run
 

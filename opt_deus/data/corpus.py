@@ -46,7 +46,9 @@ class Corpus:
     calibration: list[str]
     documents: Callable[[int], Iterator[str]] = field(repr=False)
     pairs: Callable[[int], Iterator[dict[str, str]]] | None = field(default=None, repr=False)
-    items: Callable[[str], list[dict[str, Any]]] | None = field(default=None, repr=False)  # of the tasks in data/tasks.py
+    items: Callable[[str], list[dict[str, Any]]] | None = field(
+        default=None, repr=False
+    )  # of the tasks in data/tasks.py
     numbers: dict[str, Any] = field(default_factory=dict)
     caveat: str | None = None
 
@@ -62,5 +64,10 @@ class Corpus:
 
     def describe(self) -> dict[str, Any]:
         """Name, fingerprint and counts, as the record states them."""
-        return {"name": self.name, "fingerprint": self.fingerprint, "evaluation_documents": len(self.evaluation),
-                "calibration_documents": len(self.calibration), **self.numbers}
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "evaluation_documents": len(self.evaluation),
+            "calibration_documents": len(self.calibration),
+            **self.numbers,
+        }

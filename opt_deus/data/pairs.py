@@ -9,7 +9,9 @@ from opt_deus.data.pydocs import Docstring
 
 MAX_SIGNATURE = 80  # characters
 MAX_ANSWER = 400
-PARAMETER = re.compile(r"^(\w+) ?: ?[^\n]+\n((?: {2,}\S[^\n]*\n?)+)", re.MULTILINE)  # numpydoc: "name : type", indented text
+PARAMETER = re.compile(
+    r"^(\w+) ?: ?[^\n]+\n((?: {2,}\S[^\n]*\n?)+)", re.MULTILINE
+)  # numpydoc: "name : type", indented text
 
 
 def summary(text: str) -> str:
@@ -25,16 +27,18 @@ def call(docstring: Docstring) -> str:
 
 
 def pairs(docstrings: Iterable[Docstring]) -> Iterator[dict[str, str]]:
-    """What an object does, which object does it, and what a parameter means."""
+    """Of public objects: what one does, which one does it, and what a parameter means."""
     for docstring in docstrings:
+        if not docstring.is_public or not docstring.signature:
+            continue
         answer = summary(docstring.text)
-        if answer and len(answer) <= MAX_ANSWER and docstring.signature:
+        if answer and len(answer) <= MAX_ANSWER:
             yield _pair(f"What does `{call(docstring)}` do?", answer)
             package = docstring.package
             yield _pair(f"Which object of {package} has this description: {answer}", f"`{call(docstring)}`")
         for name, description in PARAMETER.findall(docstring.text)[:2]:
             meaning = " ".join(description.split())
-            if docstring.signature and 20 <= len(meaning) <= MAX_ANSWER and name in docstring.signature:
+            if 20 <= len(meaning) <= MAX_ANSWER and name in docstring.signature:
                 yield _pair(f"What is the parameter `{name}` of `{docstring.name}`?", meaning)
 
 

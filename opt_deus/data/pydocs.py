@@ -33,6 +33,11 @@ class Docstring:
     signature: str  # "(a, b, axis=0)", without annotations; empty for modules
     text: str
 
+    @property
+    def is_public(self) -> bool:
+        """No private or test component in the qualified name."""
+        return not any(part.startswith(("_", "test")) for part in self.name.split("."))
+
 
 def locate(package: str) -> Path:
     """Folder of an installed package, found without importing it."""
@@ -138,7 +143,7 @@ def long_lines(text: str) -> set[str]:
 
 
 def is_near_copy(lines: set[str], near: dict[str, list[int]], sizes: list[int]) -> bool:
-    """Whether half of these lines, or half of a held-out document's, are common to the two (at least two lines, or all)."""
+    """Whether half of these long lines, or half of a held-out document's, are common to the two."""
     common: dict[int, int] = {}
     for line in lines:
         for document in near.get(line, ()):
@@ -148,4 +153,6 @@ def is_near_copy(lines: set[str], near: dict[str, list[int]], sizes: list[int]) 
 
 def content(docstrings: list[Docstring]) -> str:
     """Hash of names and texts, in order."""
-    return content_hash("\0".join(f"{entry.module}:{entry.name}{entry.signature}\0{entry.text}" for entry in docstrings))
+    return content_hash(
+        "\0".join(f"{entry.module}:{entry.name}{entry.signature}\0{entry.text}" for entry in docstrings)
+    )

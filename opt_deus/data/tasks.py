@@ -1,4 +1,4 @@
-"""Multiple-choice items from held-out docstrings: short, of four choices, the same on every machine with the same packages.
+"""Multiple-choice items from held-out docstrings: short, of four choices, the same wherever the packages are.
 
 `pydocs_summary`: the right first sentence for a qualified name and signature.
 `pydocs_continuation`: the words that follow the beginning of a paragraph.
@@ -48,8 +48,13 @@ def _summaries(evaluation: Iterable[Docstring], training: Iterable[Docstring]) -
     found: dict[str, Candidate] = {}
     for docstring in evaluation:
         answer = summary(docstring.text)
-        if (docstring.signature and is_public(docstring.name) and is_prose(answer)
-                and SUMMARY_CHARACTERS[0] <= len(answer) <= SUMMARY_CHARACTERS[1] and _plain(answer) not in known):
+        if (
+            docstring.signature
+            and docstring.is_public
+            and is_prose(answer)
+            and SUMMARY_CHARACTERS[0] <= len(answer) <= SUMMARY_CHARACTERS[1]
+            and _plain(answer) not in known
+        ):
             context = f"{docstring.name}{_short(docstring.signature)}:"
             found.setdefault(_plain(answer), (docstring, context, answer))
     return list(found.values())
@@ -79,19 +84,15 @@ def _item(candidate: Candidate, pool: list[Candidate]) -> dict[str, Any] | None:
     identity = f"{docstring.module}:{docstring.name}"
     last = docstring.name.rsplit(".", 1)[-1]
     shuffled = random.Random(identity + context).sample(pool, len(pool))
-    others = (other[2] for other in shuffled
-              if other[0].name.rsplit(".", 1)[-1] != last and not _overlap(other[2], answer))
+    others = (
+        other[2] for other in shuffled if other[0].name.rsplit(".", 1)[-1] != last and not _overlap(other[2], answer)
+    )
     choices = list(itertools.islice(others, NUM_CHOICES - 1))
     if len(choices) < NUM_CHOICES - 1:
         return None
     label = int(share(identity + context) * NUM_CHOICES)
     choices.insert(label, answer)
     return {"id": identity, "context": context, "choices": choices, "label": label}
-
-
-def is_public(name: str) -> bool:
-    """No private or test component in a qualified name."""
-    return not any(part.startswith(("_", "test")) for part in name.split("."))
 
 
 def is_prose(text: str) -> bool:

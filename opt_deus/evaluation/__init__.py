@@ -1,4 +1,7 @@
-"""Benchmarks by lm-eval and held-out perplexity: one row per (task, document, metric). torch is imported on first use."""
+"""Benchmarks by lm-eval and held-out perplexity: one row per (task, document, metric).
+
+torch and lm-eval are imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,15 @@ def fingerprint(cfg: EvalConfig, corpus: Corpus) -> dict[str, Any]:
             tasks[task] = content_hash(json.dumps(corpus.items(task)[: cfg.limit]))[:16]
         else:
             tasks[task] = "hub"
-    numbers = {key: getattr(cfg, key) for key in ("limit", "max_length", "dtype", "batch_size", "perplexity_tokens", "perplexity_length")}
+    numbers = {
+        key: getattr(cfg, key)
+        for key in ("limit", "max_length", "dtype", "batch_size", "perplexity_tokens", "perplexity_length")
+    }
     held_out = content_hash("\0".join(corpus.evaluation))[:16]
-    return {"version": VERSION, "lm_eval": importlib.metadata.version("lm_eval"), "tasks": tasks, "heldout": held_out, **numbers}
+    return {
+        "version": VERSION,
+        "lm_eval": importlib.metadata.version("lm_eval"),
+        "tasks": tasks,
+        "heldout": held_out,
+        **numbers,
+    }

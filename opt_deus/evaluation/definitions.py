@@ -1,4 +1,4 @@
-"""What a task is for lm-eval: our items as a task given in full, or lm-eval's own task with its data from a local file."""
+"""What a task is for lm-eval: our items as a task given in full, or its own task with data from a local file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 def registered() -> dict[str, Path]:
     """Names of lm-eval's tasks and groups -> their YAML files, read as text: lm-eval's own index takes 8 s."""
     folder = Path(next(iter(importlib.util.find_spec("lm_eval").submodule_search_locations))) / "tasks"
-    name = re.compile(r"^(?:task|group): *[\"']?([^\s\"'#\[]+)", re.MULTILINE)
+    name = re.compile(r"^[\"']?(?:task|group)[\"']?: *[\"']?([^\s\"'#\[]+)", re.MULTILINE)
     found = {}
     for path in sorted(folder.rglob("*.yaml")):
         for match in name.findall(path.read_text(encoding="utf-8", errors="replace")):
@@ -37,8 +37,16 @@ def own(name: str, items: list[dict[str, Any]]) -> dict[str, Any]:
         return {"test": datasets.Dataset.from_list(items)}
 
     metrics = [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in ("acc", "acc_norm")]
-    return {"task": name, "custom_dataset": dataset, "output_type": "multiple_choice", "test_split": "test",
-            "doc_to_text": "{{context}}", "doc_to_choice": "choices", "doc_to_target": "label", "metric_list": metrics}
+    return {
+        "task": name,
+        "custom_dataset": dataset,
+        "output_type": "multiple_choice",
+        "test_split": "test",
+        "doc_to_text": "{{context}}",
+        "doc_to_choice": "choices",
+        "doc_to_target": "label",
+        "metric_list": metrics,
+    }
 
 
 def local(name: str, data: Path, folder: Path) -> str:
@@ -56,8 +64,14 @@ def local(name: str, data: Path, folder: Path) -> str:
     if definition.get("test_split"):
         splits["validation_split"] = None
     source = {"data_files": {asked: str(data)}, "cache_dir": str(folder / "cache")}
-    content = {"include": str(registered()[name]), "task": name, "dataset_path": "json", "dataset_name": None,
-               "dataset_kwargs": source, **splits}
+    content = {
+        "include": str(registered()[name]),
+        "task": name,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": source,
+        **splits,
+    }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return str(path)

@@ -6,6 +6,7 @@ the log-probabilities of the whole vocabulary for a batch twice (1.6 GB for 16 x
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -32,7 +33,9 @@ def selected(tokenizer: Any, cfg: EvalConfig, corpus: Corpus) -> list[tuple[str,
     return found
 
 
-def heldout(model: torch.nn.Module, tokenizer: Any, cfg: EvalConfig, corpus: Corpus, device: str | torch.device) -> pd.DataFrame:
+def heldout(
+    model: torch.nn.Module, tokenizer: Any, cfg: EvalConfig, corpus: Corpus, device: str | torch.device
+) -> pd.DataFrame:
     """Rows "loglikelihood" (natural logarithm), "tokens" and "words" of each held-out document.
 
     The first token is conditioned on end-of-text, as between packed training documents.
@@ -44,8 +47,14 @@ def heldout(model: torch.nn.Module, tokenizer: Any, cfg: EvalConfig, corpus: Cor
     with undisturbed(model), torch.inference_mode():
         for start in range(0, len(order), per_batch):
             batch = order[start : start + per_batch]
-            values = _loglikelihoods(model, [documents[index][1] for index in batch], end_of_text(tokenizer), cfg.dtype, device)
+            values = _loglikelihoods(
+                model, [documents[index][1] for index in batch], end_of_text(tokenizer), cfg.dtype, device
+            )
             scores.update(zip(batch, values, strict=True))
+    if not all(map(math.isfinite, scores.values())):
+        raise RuntimeError(
+            "evaluation: the model's log-likelihoods of held-out text are not finite; its weights are broken"
+        )
     rows = []
     for index, (identity, tokens) in enumerate(documents):
         words = len(tokenizer.decode(tokens).split())
@@ -54,7 +63,9 @@ def heldout(model: torch.nn.Module, tokenizer: Any, cfg: EvalConfig, corpus: Cor
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _loglikelihoods(model: torch.nn.Module, batch: list[list[int]], prefix: int, dtype: str, device: str | torch.device) -> list[float]:
+def _loglikelihoods(
+    model: torch.nn.Module, batch: list[list[int]], prefix: int, dtype: str, device: str | torch.device
+) -> list[float]:
     """Sum of log p(token | prefix, tokens before) of each token list; padding stands right, where no token sees it."""
     longest = max(map(len, batch))
     tokens = torch.tensor([[prefix, *row] + [prefix] * (longest - len(row)) for row in batch], device=device)
@@ -62,4 +73,7 @@ def _loglikelihoods(model: torch.nn.Module, batch: list[list[int]], prefix: int,
     with autocast:
         logits = model(input_ids=tokens[:, :-1]).logits
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-    return [-row[: len(own)].sum(dtype=torch.float64).item() for row, own in zip(losses.view(len(batch), -1), batch, strict=True)]
+    return [
+        -row[: len(own)].sum(dtype=torch.float64).item()
+        for row, own in zip(losses.view(len(batch), -1), batch, strict=True)
+    ]

@@ -51,20 +51,30 @@ def pack(requests: list[Request]) -> list[Packed]:
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, (_, context, _) in enumerate(requests):
         groups.setdefault(tuple(context), []).append(index)
-    packed = [Packed(members, list(context), [requests[index][2] for index in members]) for context, members in groups.items()]
+    packed = [
+        Packed(members, list(context), [requests[index][2] for index in members]) for context, members in groups.items()
+    ]
     return sorted(packed, key=lambda one: (one.length, one.context, one.choices), reverse=True)
 
 
 def score(model: torch.nn.Module, batch: list[Packed], autocast: torch.autocast) -> dict[int, Answer]:
     """Request index -> answer for one batch. Padding stands right, where no token sees it."""
-    tokens, positions, branches = (_padded(rows, model.device) for rows in zip(*(one.layout() for one in batch), strict=True))
+    tokens, positions, branches = (
+        _padded(rows, model.device) for rows in zip(*(one.layout() for one in batch), strict=True)
+    )
     earlier = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=model.device).tril()
     own = (branches[:, None, :] == 0) | (branches[:, None, :] == branches[:, :, None])  # [batch, query, key]
     unused = min(len(one.context) for one in batch) - 1  # leading positions that predict nothing
     with torch.no_grad(), autocast:
-        logits = model(input_ids=tokens, position_ids=positions, attention_mask=(own & earlier)[:, None],
-                       logits_to_keep=tokens.shape[1] - unused).logits
-    return {index: answer for row, one in zip(logits, batch, strict=True) for index, answer in _answers(row, one, unused)}
+        logits = model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=(own & earlier)[:, None],
+            logits_to_keep=tokens.shape[1] - unused,
+        ).logits
+    return {
+        index: answer for row, one in zip(logits, batch, strict=True) for index, answer in _answers(row, one, unused)
+    }
 
 
 def _padded(rows: tuple[list[int], ...], device: torch.device) -> torch.Tensor:
@@ -81,9 +91,14 @@ def _answers(logits: torch.Tensor, one: Packed, unused: int) -> Iterator[tuple[i
 
 def agrees(model: torch.nn.Module, longest: Packed, autocast: torch.autocast) -> bool:
     """Whether this model follows the mask: its packed answers are those of the choices one by one."""
-    alone = [Packed([index], longest.context, [choice]) for index, choice in zip(longest.requests, longest.choices, strict=True)]
+    alone = [
+        Packed([index], longest.context, [choice])
+        for index, choice in zip(longest.requests, longest.choices, strict=True)
+    ]
     together = score(model, [longest], autocast)
-    return all(abs(together[index][0] - plain(model, one, autocast)) < TOLERANCE for one in alone for index in one.requests)
+    return all(
+        abs(together[index][0] - plain(model, one, autocast)) < TOLERANCE for one in alone for index in one.requests
+    )
 
 
 def plain(model: torch.nn.Module, one: Packed, autocast: torch.autocast) -> float:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,10 @@ from opt_deus.data import Corpus, split_of
 from opt_deus.evaluation import definitions, packing
 
 COLUMNS = ["task", "split", "doc_id", "doc_hash", "metric", "value"]
-ROLLING_UNITS = {"word_perplexity": "words", "byte_perplexity": "bytes"}  # lm-eval's samples hold (loglikelihood, count)
+ROLLING_UNITS = {
+    "word_perplexity": "words",
+    "byte_perplexity": "bytes",
+}  # lm-eval's samples hold (loglikelihood, count)
 
 
 class _Scorer(HFLM):
@@ -48,8 +52,20 @@ class _Scorer(HFLM):
     def _packs(self, longest: packing.Packed, autocast: torch.autocast) -> bool:
         """Mask given as booleans (sdpa), nothing to truncate, and the same numbers either way."""
         attention = self.model.config._attn_implementation
-        return (attention == "sdpa" and longest.length < self.max_length
-                and packing.agrees(self.model, longest, autocast))
+        return (
+            attention == "sdpa" and longest.length < self.max_length and packing.agrees(self.model, longest, autocast)
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No bars of lm-eval's own, and no git and pip of its environment report: the record has its own provenance."""
+    with (
+        mock.patch("lm_eval.evaluator.get_git_commit_hash", lambda: None),
+        mock.patch("lm_eval.evaluator.add_env_info", lambda results: None),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -77,15 +93,24 @@ def undisturbed(model: torch.nn.Module) -> Iterator[None]:
 
 def score(model: torch.nn.Module, tokenizer: Any, cfg: EvalConfig, corpus: Corpus) -> pd.DataFrame:
     """Rows of cfg.tasks. The tokenizer is copied, because lm-eval gives it a padding token."""
-    with undisturbed(model), tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+    with undisturbed(model), quiet(), tempfile.TemporaryDirectory() as folder:
         scorer = _Scorer(
-            pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=cfg.batch_size, max_length=cfg.max_length,
-            mixed_precision_dtype=None if cfg.dtype == "float32" else cfg.dtype, softmax_dtype="float32",
+            pretrained=model,
+            tokenizer=copy.deepcopy(tokenizer),
+            batch_size=cfg.batch_size,
+            max_length=cfg.max_length,
+            mixed_precision_dtype=None if cfg.dtype == "float32" else cfg.dtype,
+            softmax_dtype="float32",
         )
         results = simple_evaluate(
-            model=scorer, tasks=definitions.specifications(cfg, corpus, Path(folder)), limit=cfg.limit,
+            model=scorer,
+            tasks=definitions.specifications(cfg, corpus, Path(folder)),
+            limit=cfg.limit,
             task_manager=TaskManager(include_defaults=bool(definitions.from_hub(cfg))),
-            log_samples=True, bootstrap_iters=0, use_cache=None, cache_requests=False,
+            log_samples=True,
+            bootstrap_iters=0,
+            use_cache=None,
+            cache_requests=False,
         )
     return _rows(results, definitions.benchmarks(cfg))
 

@@ -46,29 +46,32 @@ class Flow:
         self._derived = {derived.axis: derived for derived in self.block.derived}
 
     def pre_align(self, tensor: Tensor, axis: str) -> Tensor:
-        """The tensor (..., axis) with its last axis in the upper layer's order; a vector is aligned like a row."""
+        """The tensor with its last axis in the upper layer's order; a vector (of a norm) is aligned like a row."""
+        plans = self._plans_for(axis, vector=tensor.ndim == 1)
+        if not plans:
+            return tensor
+        repeated = axis in self._derived and self._derived[axis].repeated
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        rows = self._to_source(rows) if repeated else rows
+        carried = sum(rows if plan is None else plan.on_columns(rows) for plan in plans) / len(plans)
+        return (self._from_source(carried) if repeated else carried).reshape(tensor.shape)
+
+    def _plans_for(self, axis: str, vector: bool) -> list[Plan | None]:
+        """The plans whose mean aligns an axis; None stands for the identity, and an empty list for nothing to do."""
         derived = self._derived.get(axis)
         plans: list[Plan | None] = list(self.plans.get(derived.source if derived else axis, ()))
-        if self.kind == "none" or not plans:
-            return tensor
-        if self.kind == "release" and (derived is None or not derived.identity):
-            return tensor
-        if derived and derived.identity and not (self.kind == "release" and tensor.ndim > 1):
-            plans.append(None)  # the residual path
-        rows = tensor[None] if tensor.ndim == 1 else tensor
-        if derived and derived.repeated:
-            rows = self._by_repeat(rows)
-        carried = sum(rows if plan is None else plan.on_columns(rows) for plan in plans) / len(plans)
-        if derived and derived.repeated:
-            carried = self._from_repeat(carried)
-        return carried.reshape(tensor.shape)
+        through_residual = derived is not None and derived.identity
+        if self.kind == "none" or not plans or (self.kind == "release" and not through_residual):
+            return []
+        # the released code takes the mean with the identity for the norm, and then passes on the plan without it
+        return plans + [None] if through_residual and (self.kind == "tmf" or vector) else plans
 
-    def _by_repeat(self, rows: Tensor) -> Tensor:
-        """(n, query heads x width) -> (n x heads per group, KV heads x width): one row per repeat of the value axis."""
+    def _to_source(self, rows: Tensor) -> Tensor:
+        """(n, query heads x width) -> (n x heads per group, KV heads x width): a row for every repeat of the source."""
         heads = self.heads
         return rows.reshape(-1, heads.num_kv, heads.per_group, heads.head_dim).transpose(1, 2).flatten(2).flatten(0, 1)
 
-    def _from_repeat(self, rows: Tensor) -> Tensor:
+    def _from_source(self, rows: Tensor) -> Tensor:
         heads = self.heads
         return rows.reshape(-1, heads.per_group, heads.num_kv, heads.head_dim).transpose(1, 2).flatten(1)
 
@@ -102,11 +105,13 @@ def ot(
         if solver == "exact":
             plan = transport.solve_exact(costs)
         else:
-            plan = transport.solve_sinkhorn(costs, epsilon * (SCALES[epsilon_scale](costs) or 1.0), tolerance, max_iterations)
+            plan = transport.solve_sinkhorn(
+                costs, epsilon * (SCALES[epsilon_scale](costs) or 1.0), tolerance, max_iterations
+            )
         numbers = transport.check_plan(plan, where, tolerance)
         return plan, numbers | _costs(plan, costs)
 
-    return _align(parents, flow, solve)
+    return align_with(parents, flow, solve)
 
 
 def ot_exact(parents: Parents, flow: str = "tmf", cost: str = "euclidean") -> tuple[Layer, Diagnostics]:
@@ -125,7 +130,7 @@ def ot_release(parents: Parents, epsilon: float = 0.06) -> tuple[Layer, Diagnost
         numbers = {"mass": plan.mass, "marginal_error": plan.marginal_error, "warnings": messages}
         return plan, numbers | _costs(plan, transport.cost(below, above))
 
-    return _align(parents, "release", solve)
+    return align_with(parents, "release", solve)
 
 
 def _costs(plan: Plan, costs: Tensor) -> dict[str, float | None]:
@@ -137,8 +142,12 @@ def _costs(plan: Plan, costs: Tensor) -> dict[str, float | None]:
     }
 
 
-def _align(parents: Parents, flow: str, solve: Solver) -> tuple[Layer, Diagnostics]:
-    """The common walk along the table: pre-align, solve, map, average."""
+def align_with(parents: Parents, flow: str, solve: Solver) -> tuple[Layer, Diagnostics]:
+    """The common walk along the table, with any solver: pre-align, solve, map, average.
+
+    solve is given "layer, weight" for messages, the pre-aligned lower matrix and the upper one, and returns the plan and
+    what to record of it.
+    """
     stream = Flow(parents.block, parents.heads, flow)
     layer, diagnostics = {}, {}
     plan = None

@@ -67,7 +67,9 @@ class Symmetry:
 
 def random_symmetry(parents: Parents) -> Symmetry:
     """A random relabelling of MLP neurons, KV groups and query heads inside groups, from parents.seed and the slot."""
-    generator = torch.Generator().manual_seed(parents.seed % 2**31 * 2**32 + zlib.crc32(parents.where.encode()))
+    generator = torch.Generator().manual_seed(
+        zlib.crc32(f"{parents.seed} {parents.where}".encode())
+    )  # it reads 32 bits
     shape = parents.heads
     groups = torch.randperm(shape.num_kv, generator=generator)
     inside = torch.stack([torch.randperm(shape.per_group, generator=generator) for _ in range(shape.num_kv)])

@@ -9,6 +9,8 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
+from opt_deus.models.surgery import layers_of
+
 SINK_RATIO = 10.0  # a position whose state is this many times the median norm is a sink (method.md, section 6)
 LARGEST_FACTOR = 1e4
 
@@ -34,7 +36,7 @@ def streams(model: nn.Module, ids: Tensor, after: list[int]) -> dict[int, Stream
 
         return hook
 
-    handles = [model.model.layers[index].register_forward_hook(keep(index)) for index in set(after)]
+    handles = [layers_of(model)[index].register_forward_hook(keep(index)) for index in set(after)]
     try:
         model.model(input_ids=ids, use_cache=False)
     finally:
@@ -47,7 +49,7 @@ class Updates:
     """Measures the update of made layers, put where one base layer's output arrives."""
 
     def __init__(self, model: nn.Module, stream: Stream) -> None:
-        self.layer = copy.deepcopy(model.model.layers[0])
+        self.layer = copy.deepcopy(layers_of(model)[0])
         self.stream = stream
         positions = torch.arange(stream.states.shape[1], device=stream.states.device)[None]
         self.rotary = model.model.rotary_emb(stream.states, positions)

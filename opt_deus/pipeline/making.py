@@ -63,7 +63,7 @@ class Makers:
             parents, start = self._parents(lower, upper), time.perf_counter()
             tensors, blocks = _function(align)(parents, **align.knobs)
             _check_finite(tensors, f"align={align.name}: {parents.where}")
-            save_file(tensors, folder / MADE)
+            _save(tensors, folder)
             return {"blocks": blocks, "seconds": time.perf_counter() - start}
 
         return self.bench.store.get("layer", key, make)
@@ -72,7 +72,7 @@ class Makers:
         """A rescaled copy of a made layer, under its own key; the plain one's diagnostics go with it."""
 
         def build(folder: Path) -> dict[str, Any]:
-            save_file(rescale(), folder / MADE)
+            _save(rescale(), folder)
             return plain.details
 
         return self.bench.store.get("layer", {"plain": plain.hash, "rescaled": what, "with": key}, build)
@@ -130,3 +130,7 @@ def _check_finite(tensors: dict[str, torch.Tensor], where: str) -> None:
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise RuntimeError(f"{where}: {name} is not finite")
+
+
+def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, folder / MADE)

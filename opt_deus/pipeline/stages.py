@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def expand(bench: Bench) -> tuple[Artefact, State]:
 
     def build(folder: Path) -> dict[str, Any]:
         base = bench.base_model()
-        deeper = models.deepen(bench.base_model(), slots, bench.made_layers(unchecked, base))
+        deeper = models.deepen(base, slots, bench.made_layers(unchecked, base))
         return {
             "self_check": models.self_check(base, deeper, slots, cell.zero_init),
             "seconds": sum(artefact.details["seconds"] for artefact in layers.values()),
@@ -77,7 +76,7 @@ def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> t
             _examples(bench, stage, settings),
             settings,
             trainable=names,
-            folder=folder / "resume",
+            folder=folder,
             seed=cell.seed,
             precision=bench.precision,
             device=bench.device,
@@ -85,10 +84,6 @@ def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> t
             stage=stage,
             callbacks=callbacks,
         )
-        details["trainable"] = sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
-        for kept in (folder / "resume").glob("*.safetensors"):  # the trained tensors and the learning curve's
-            kept.rename(folder / kept.name)
-        shutil.rmtree(folder / "resume")
         trained.append(model)
         return details
 
@@ -101,14 +96,14 @@ def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> t
 
 
 def _examples(bench: Bench, stage: str, settings: Any) -> Any:
-    tokens = settings.tokens
-    if settings.steps is not None:
-        tokens = settings.steps * settings.batch_size * settings.accumulation * settings.block_size
     if stage == "cpt":
         documents = bench.corpus.training_documents(bench.cell.seed)
-        return training.packed_blocks(documents, bench.tokenizer, tokens, settings.block_size)
+        return training.packed_blocks(documents, bench.tokenizer, training.token_budget(settings), settings.block_size)
     pairs = bench.corpus.training_pairs(bench.cell.seed)
-    return training.pair_examples(pairs, bench.tokenizer, tokens, settings.block_size)
+    steps = settings.steps
+    count = None if steps is None else steps * settings.batch_size * settings.accumulation
+    budget = training.token_budget(settings)
+    return training.pair_examples(pairs, bench.tokenizer, budget, settings.block_size, num_examples=count)
 
 
 def checkpoint_states(artefact: Artefact, end: State) -> dict[str, State]:

@@ -1,14 +1,14 @@
 """Item+seed level: documents and seeds are both samples. Crossed random effects, unbiased by mean squares.
 
-Model, per task t: difference[s, i] = mean_t + seed_s(t) + document_i + rest_si. The seed effects may differ between tasks
-and be correlated over them: they enter through the seeds' macro averages. The variance of the macro average is
+Model, per task t: difference[s, i] = mean_t + seed_s(t) + document_i + rest_si. The seed effects may differ between
+tasks and be correlated over them: they enter through the seeds' macro averages. The macro average's variance is
 
     V_seed / S + sum_t V_document_t / (T^2 n_t) - sum_t V_rest_t / (S T^2 n_t)
 
 with V_seed the sample variance of the S macro averages, V_document_t that of the n_t seed means, V_rest_t the two-way
-residual mean square, which the first two terms both contain. Degrees of freedom by Satterthwaite (1946), but taken at the
-upper quartile of what V_seed may be: with 3 seeds V_seed is usually estimated too small, the degrees of freedom then come
-out too many, and plain Satterthwaite intervals covered 92% in simulation, these 95% (tests/test_stats.py).
+residual mean square, which the first two terms both contain. Degrees of freedom by Satterthwaite (1946), but taken at
+the upper quartile of what V_seed may be: with 3 seeds V_seed is usually estimated too small, the degrees of freedom
+then come out too many, and plain Satterthwaite intervals covered 92% in simulation, these 95% (tests/test_stats.py).
 """
 
 from __future__ import annotations

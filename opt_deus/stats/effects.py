@@ -13,7 +13,7 @@ from scipy import stats as distributions
 from opt_deus.stats.contrasts import Contrast, arms_of
 from opt_deus.stats.estimates import CONFIDENCE, NAN
 from opt_deus.stats.matching import PERPLEXITY_TASK, complete, likelihoods, scores, shared_seeds
-from opt_deus.stats.significance import MACRO, MARGIN, SPLITS, contrast_rows, stages_of, tabulate
+from opt_deus.stats.significance import BASE_STAGE, MACRO, MARGIN, SPLITS, contrast_rows, stages_of, tabulate
 
 EFFECT_COLUMNS = (
     "kind factor contrast stage task metric split level n num_seeds estimate ci_low ci_high p p_adjusted verdict "
@@ -28,14 +28,14 @@ def effects(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def arm_means(samples: pd.DataFrame, *, metric: str = "acc") -> pd.DataFrame:
-    """Every arm at every stage: mean over documents of seed means with an item-level 95% interval.
+    """Every arm at every stage, the base itself first (stage "base"): mean over documents of seed means with an item-level 95% interval.
 
-    Columns: arm, align, zero_init, position, context, stage, task, metric, n (documents), num_seeds, mean, ci_low, ci_high,
-    seed_sd (standard deviation of the seeds' own means). Accuracy in points; task "heldout" gives token perplexity.
+    Columns: arm, align, zero_init, position, context, stage, task, metric, n (documents), num_seeds, mean, ci_low,
+    ci_high, seed_sd (standard deviation of the seeds' own means). Accuracy in points; task "heldout": token perplexity.
     """
     arms = arms_of(samples).drop(columns="rank") if len(samples) else pd.DataFrame()
     rows = []
-    for stage in stages_of(samples):
+    for stage in [BASE_STAGE, *stages_of(samples)]:
         by_task = scores(samples, stage, "all", metric)
         losses = likelihoods(samples, stage, "all")
         for arm in arms.to_dict("records"):
@@ -46,7 +46,24 @@ def arm_means(samples: pd.DataFrame, *, metric: str = "acc") -> pd.DataFrame:
             if values and len({len(each) for each in values.values()}) == 1:
                 rows.append({**shared, "task": MACRO, "metric": metric, **_mean(list(values.values()))})
             if losses is not None and shared_seeds(losses[0], [arm["arm"]]):
-                rows.append({**shared, "task": PERPLEXITY_TASK, "metric": "perplexity", **_perplexity(losses, arm["arm"])})
+                rows.append(
+                    {**shared, "task": PERPLEXITY_TASK, "metric": "perplexity", **_perplexity(losses, arm["arm"])}
+                )
+    return pd.DataFrame(rows)
+
+
+def seed_means(samples: pd.DataFrame, *, metric: str = "acc") -> pd.DataFrame:
+    """Macro average (points) of every single run: arm, align, zero_init, position, context, stage, seed, mean."""
+    arms = arms_of(samples).drop(columns="rank") if len(samples) else pd.DataFrame()
+    rows = []
+    for stage in stages_of(samples):
+        by_task = scores(samples, stage, "all", metric)
+        for arm in arms.to_dict("records"):
+            answers = [_answers(frame, arm["arm"], task) for task, frame in by_task.items()]
+            if answers and all(each is not None and len(each) == len(answers[0]) for each in answers):
+                seeds = shared_seeds(next(iter(by_task.values())), [arm["arm"]])
+                means = np.mean([each.mean(axis=1) for each in answers], axis=0)
+                rows += [{**arm, "stage": stage, "seed": seed, "mean": mean} for seed, mean in zip(seeds, means, strict=True)]
     return pd.DataFrame(rows)
 
 
@@ -72,7 +89,8 @@ def compare(
     names = [_find(arms, wanted) for wanted in (first, second)]
     stage = stage or stages_of(samples)[-1]
     contrast = Contrast((f"{names[0]} - {names[1]}",), "simple", "arm", {names[0]: 1.0, names[1]: -1.0})
-    return tabulate(contrast_rows(samples, contrast, stage, split, metric), stage, margin)
+    answers = scores(samples, stage, split, metric), likelihoods(samples, stage, split)
+    return tabulate(contrast_rows(answers, contrast, stage, split, metric), stage, margin)
 
 
 def _find(arms: pd.DataFrame, wanted: str | Mapping[str, Any]) -> str:

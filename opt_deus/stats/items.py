@@ -58,8 +58,8 @@ def _flipped_means(values: np.ndarray, resamples: int, generator: np.random.Gene
 def mcnemar(first: np.ndarray, second: np.ndarray) -> Estimate:
     """Exact McNemar test of two arms' right answers, boolean, shape (n,), matched by document.
 
-    Estimate in points. The interval is Clopper-Pearson's on the discordant documents, so that it excludes 0 exactly when
-    p < 0.05. Without a discordant document: the 97.5% bound of the discordance rate on both sides.
+    Estimate in points. The interval is Clopper-Pearson's on the discordant documents, so that it excludes 0 exactly
+    when p < 0.05. Without a discordant document: the 97.5% bound of the discordance rate on both sides.
     """
     first, second = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     n, won, lost = len(first), int(np.sum(first & ~second)), int(np.sum(~first & second))

@@ -35,8 +35,8 @@ def likelihoods(samples: pd.DataFrame, stage: str, split: str) -> tuple[pd.DataF
 def differences(frame: pd.DataFrame, weights: dict[str, float], what: str) -> tuple[np.ndarray, list[int]]:
     """The weighted sum of arms for every document: shape (S, n), and the S seeds that all these arms have.
 
-    Documents in a fixed order, so that nothing depends on the order of rows. Raises ValueError naming documents that one
-    of the arms lacks; `what` names the task.
+    Documents in a fixed order, so that nothing depends on the order of rows. Raises ValueError naming documents that
+    one of the arms lacks; `what` names the task.
     """
     seeds = shared_seeds(frame, list(weights))
     parts = [weight * complete(frame, arm, seeds, what) for arm, weight in weights.items()]
@@ -59,8 +59,8 @@ def complete(frame: pd.DataFrame, arm: str, seeds: list[int], what: str) -> np.n
         documents = [str(document) for document, _ in lacking.index[lacking[column]]]
         named = ", ".join(documents[:_NAMED]) + (f" and {len(documents) - _NAMED} more" if documents[_NAMED:] else "")
         raise ValueError(
-            f"task {what}: arm {column[0]}, seed {column[1]} has no answer to {len(documents)} documents that other arms "
-            f"answered ({named}); arms are compared on the same documents only, so evaluate them with the same settings."
+            f"task {what}: arm {column[0]}, seed {column[1]} has no answer to {len(documents)} documents that others "
+            f"answered ({named}); arms are compared on the same documents, so evaluate them with the same settings."
         )
     return values.to_numpy(dtype=float).T
 
@@ -71,7 +71,7 @@ def _selected(samples: pd.DataFrame, stage: str, split: str) -> pd.DataFrame:
 
 
 def _wide(rows: pd.DataFrame) -> pd.DataFrame:
-    """Documents x (arm, seed). Documents with equal content, which real benchmarks have, are told apart by their order."""
+    """Documents x (arm, seed). Documents of equal content, which real benchmarks have, are told apart by order."""
     cells = rows.groupby(["arm", "seed"])["cell"].nunique()
     if (cells > 1).any():
         arm, seed = cells.index[cells > 1][0]

@@ -1,8 +1,8 @@
 """All contrasts of a grid at all levels: the rows of significance.csv (contract), unrounded.
 
-Families. "headline": the macro average of both splits after the last stage, for ot - avg within each zero_init and their
-interaction; Holm over these, within each level. "exploratory": everything else; Benjamini-Hochberg within each level and
-test. p_equivalence and mde are for one comparison and not adjusted.
+Families. "headline": the macro average of both splits after the last stage, for ot - avg within each zero_init and
+their interaction; Holm over these, within each level. "exploratory": everything else; Benjamini-Hochberg within each
+level and test. p_equivalence and mde are for one comparison and not adjusted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ COLUMNS = (
     "equivalence_margin p_equivalence verdict"
 ).split()
 MACRO = "macro"
+BASE_STAGE = "base"  # the unexpanded model's own scores: no stage of an arm
 LOG_PERPLEXITY = "log_perplexity"
 SPLITS = ("all", "select", "confirm")
 MARGIN = 0.5  # points of accuracy; half a percent of perplexity
 HEADLINE, EXPLORATORY = "headline", "exploratory"
 _CORRECTIONS = {HEADLINE: ("holm", "holm"), EXPLORATORY: ("fdr_bh", "benjamini-hochberg")}
+
+Answers = tuple[Scores, tuple[pd.DataFrame, pd.DataFrame] | None]  # of one stage and split: see matching.py
 
 
 @dataclass(frozen=True)
@@ -64,37 +67,40 @@ def significance(
 ) -> Comparison:
     """Every contrast at every stage; the splits apart only after the last stage. Raises nothing for a partial grid."""
     stages = stages_of(samples)
+    contrasts = contrasts_of(arms_of(samples)) if stages else []
     rows, refused = [], []
-    for contrast in contrasts_of(arms_of(samples)) if stages else []:
-        for stage in stages:
-            for split in SPLITS if stage == stages[-1] else SPLITS[:1]:
+    for stage in stages:
+        for split in SPLITS if stage == stages[-1] else SPLITS[:1]:
+            answers = scores(samples, stage, split, metric), likelihoods(samples, stage, split)
+            for contrast in contrasts:
                 try:
-                    rows += contrast_rows(samples, contrast, stage, split, metric, resamples)
+                    rows += contrast_rows(answers, contrast, stage, split, metric, resamples)
                 except ValueError as error:
                     refused.append(f"{contrast.name}, stage {stage}, split {split}: {error}")
+    rows.sort(key=lambda row: contrasts.index(row.contrast))
     last_stage = stages[-1] if stages else None
-    return Comparison(tabulate(rows, last_stage, margin), tuple(dict.fromkeys(refused)), last_stage)
+    return Comparison(tabulate(rows, last_stage, margin), tuple(refused), last_stage)
 
 
 def stages_of(samples: pd.DataFrame) -> list[str]:
-    """Stages in the order of training: initial, cpt-<fraction>, cpt, sft. The base's own scores are no stage of an arm."""
+    """Stages in the order of training: initial, cpt-<fraction>, cpt, sft-<fraction>, sft."""
     ranks = {"initial": 0, "cpt": 1, "sft": 2}
 
     def order(stage: str) -> tuple:
-        fraction = re.fullmatch(r"cpt-([0-9.]+)", stage)
-        return (1, float(fraction[1])) if fraction else (ranks.get(stage, 3), math.inf), stage
+        fraction = re.fullmatch(r"(cpt|sft)-(\d*\.?\d+)", stage)
+        return (ranks[fraction[1]], float(fraction[2])) if fraction else (ranks.get(stage, 3), math.inf), stage
 
-    return sorted(set(samples["stage"]) - {"base"}, key=order)
+    return sorted(set(samples["stage"]) - {BASE_STAGE}, key=order)
 
 
 def contrast_rows(
-    samples: pd.DataFrame, contrast: Contrast, stage: str, split: str, metric: str, resamples: int = RESAMPLES
+    answers: Answers, contrast: Contrast, stage: str, split: str, metric: str, resamples: int = RESAMPLES
 ) -> list[Row]:
     """The estimates of one contrast at one stage. Raises ValueError where arms answered different documents."""
-    by_task = scores(samples, stage, split, metric)
+    by_task, losses = answers
     estimates = [*_macro(by_task, contrast, resamples), *_per_task(by_task, contrast)]
     found = [Row(contrast, stage, split, task, metric, estimate, seeds) for task, estimate, seeds in estimates]
-    for estimate, seeds in _perplexity(likelihoods(samples, stage, split), contrast):
+    for estimate, seeds in _perplexity(losses, contrast):
         found.append(Row(contrast, stage, split, PERPLEXITY_TASK, LOG_PERPLEXITY, estimate, seeds))
     return found
 
@@ -114,7 +120,7 @@ def _macro(by_task: Scores, contrast: Contrast, resamples: int) -> Iterator[tupl
 
 
 def _per_task(by_task: Scores, contrast: Contrast) -> Iterator[tuple[str, Estimate, tuple[int, ...]]]:
-    """Per task the paired t over documents of seed means, item+seed, and for two arms the exact McNemar of every seed."""
+    """Per task the paired t over documents of seed means, item+seed, and for two arms every seed's exact McNemar."""
     for task, frame in by_task.items():
         values, seeds = differences(frame, contrast.weights, task)
         if not seeds:

@@ -1,10 +1,30 @@
-"""One train() for pre-training a small base, continual pre-training and SFT; transformers' Trainer and trl underneath."""
+"""One train() for pre-training a small base, continual pre-training and SFT; transformers' Trainer and trl underneath.
+
+Names are looked up on first use: transformers' Trainer and trl take seconds to import.
+"""
 
 from __future__ import annotations
 
-from opt_deus.training.examples import PackedBlocks, pair_examples, packed_blocks, token_budget
-from opt_deus.training.guards import TrainingDiverged
-from opt_deus.training.precision import precision
-from opt_deus.training.stage import train
+import importlib
+from typing import Any
 
-__all__ = ["PackedBlocks", "TrainingDiverged", "pair_examples", "packed_blocks", "precision", "token_budget", "train"]
+_HOME = {
+    "PackedBlocks": "examples",
+    "PrefixStates": "prefix",
+    "TrainingDiverged": "guards",
+    "open_run": "tracking",
+    "pair_examples": "examples",
+    "packed_blocks": "examples",
+    "precision": "arithmetic",
+    "pretrain": "scratch",
+    "token_budget": "examples",
+    "train": "stage",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

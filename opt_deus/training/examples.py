@@ -79,14 +79,17 @@ def pair_examples(
     """
     chosen, total, refused = [], 0, 0
     for pair in pairs:
-        length = len(tokenizer(pair["prompt"] + pair["completion"], verbose=False)["input_ids"]) + 1  # end of text
+        prompt = pair["prompt"]
+        if not prompt[-1:].isspace() and not pair["completion"][:1].isspace():
+            prompt += "\n"  # otherwise the question's last word and the answer's first may become one token
+        length = len(tokenizer(prompt + pair["completion"], verbose=False)["input_ids"]) + 1  # end of text
         if length > max_length:
             refused += 1
             if refused == PATIENCE:
                 raise ValueError(f"block_size={max_length}: {PATIENCE} pairs in a row are longer; raise it")
             continue
         refused = 0
-        chosen.append({"prompt": pair["prompt"], "completion": pair["completion"]})
+        chosen.append({"prompt": prompt, "completion": pair["completion"]})
         total += length
         if len(chosen) == num_examples or (num_examples is None and total >= num_tokens):
             return datasets.Dataset.from_list(chosen)

@@ -96,9 +96,10 @@ def frozen_layers(model: torch.nn.Module, trainable: Iterable[str]) -> int:
 
 def worth_it(model: torch.nn.Module, examples: Any, depth: int, cfg: TrainConfig, folder: Path) -> bool:
     """cache_prefix: false; true (wherever possible); auto (enough layers, and it fits MAX_BYTES and half of the disk)."""
-    if cfg.cache_prefix == "false" or depth == 0 or not isinstance(examples, PackedBlocks):
+    choice = cfg.cache_prefix.lower()  # a YAML true arrives as "True"
+    if choice == "false" or depth == 0 or not isinstance(examples, PackedBlocks):
         return False
-    if cfg.cache_prefix == "true":
+    if choice == "true":
         return True
     size = examples.blocks.size * model.config.hidden_size * 4
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())

@@ -7,7 +7,6 @@ import copy
 import gc
 import hashlib
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -64,7 +63,8 @@ def train(
     `folder` keeps resume checkpoints, curve-<fraction>.safetensors and, at the end, trained.safetensors with the
     final trainable tensors; a second call with the same folder resumes, or takes over the finished result.
     `prefix` offers a folder for the states below the first trainable layer (prefix.py); cfg.cache_prefix decides.
-    Returns {"tokens", "steps", "seconds", "tokens_per_second", "final_loss"} (loss in nats, mean of the last tenth).
+    Returns {"tokens", "steps", "seconds", "tokens_per_second", "final_loss", "trainable"}: the loss in nats is the mean
+    of the last tenth of the steps, trainable the number of parameters.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -183,12 +183,13 @@ def _trainer(
     cfg, steps = run.cfg, num_steps(run.cfg, len(examples))
     arguments = dict(
         output_dir=str(run.folder),
+        run_name=run.stage,
         max_steps=steps,
         per_device_train_batch_size=cfg.batch_size,
         gradient_accumulation_steps=cfg.accumulation,
         learning_rate=cfg.lr,
         lr_scheduler_type=cfg.schedule,
-        warmup_steps=math.ceil(cfg.warmup_ratio * steps),
+        warmup_steps=int(cfg.warmup_ratio * steps),
         weight_decay=cfg.weight_decay,
         max_grad_norm=cfg.max_grad_norm,
         bf16=precision == "bf16",
@@ -272,6 +273,7 @@ def _finish(run: Run, trainer: Trainer) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens / seconds, 1),
         "final_loss": sum(last) / len(last),
+        "trainable": sum(parameter.numel() for parameter in run.trainable.values()),
     }
     guards.write_tensors(
         run, run.folder / TRAINED, {"result": json.dumps(result), "identity": json.dumps(run.identity)}

@@ -1,0 +1,91 @@
+"""What a sweep's folder holds: records, samples and training logs of its cells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from opt_deus.reporting.wording import without_paths
+
+COLUMNS = "cell arm align zero_init position seed overrides stage task split doc_id doc_hash metric value".split()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """records: cell -> record.json. samples: rows of finished cells. logs: cell -> training log lines.
+
+    missing: cells asked for that left no readable record. without_samples: finished cells whose samples are gone.
+    """
+
+    name: str
+    records: dict[str, dict[str, Any]]
+    samples: pd.DataFrame
+    logs: dict[str, list[dict[str, Any]]]
+    missing: list[str]
+    without_samples: list[str]
+
+    def with_status(self, status: str) -> dict[str, dict[str, Any]]:
+        return {cell: record for cell, record in self.records.items() if record["status"] == status}
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Reads a sweep's folder. Raises ValueError where it holds no record."""
+    cells = folder / "cells"
+    asked = _asked(folder)
+    names = list(dict.fromkeys([*asked, *sorted(path.name for path in cells.glob("*") if path.is_dir())]))
+    records = {name: _record(cells / name / "record.json") for name in names}
+    missing = [name for name, record in records.items() if record is None]
+    records = {name: record for name, record in records.items() if record is not None}
+    if not records:
+        raise ValueError(f"sweep={folder}: no cells/*/record.json there; give a folder such as multirun_reports/NAME.")
+    finished = [name for name, record in records.items() if record["status"] == "ok"]
+    files = {name: cells / name / "samples.parquet" for name in finished}
+    frames = [pd.read_parquet(path) for path in files.values() if path.exists()]
+    samples = pd.concat(frames, ignore_index=True)[COLUMNS] if frames else pd.DataFrame(columns=COLUMNS)
+    if frames:
+        samples["overrides"] = [without_paths(_text(value)) for value in samples["overrides"]]
+    return Sweep(
+        name=folder.resolve().name,
+        records=records,
+        samples=samples,
+        logs={name: _log(cells / name / "log.jsonl") for name in finished},
+        missing=missing,
+        without_samples=[name for name, path in files.items() if not path.exists()],
+    )
+
+
+def _asked(folder: Path) -> list[str]:
+    """The cells that the last command asked for; empty where nobody noted them."""
+    try:
+        return list(json.loads((folder / "sweep.json").read_text())["cells"])
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text())
+        return record if record.get("status") in ("ok", "failed", "skipped") else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _log(path: Path) -> list[dict[str, Any]]:
+    """Lines that hold a loss; a line cut off by a crash is left out."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("loss"), int | float) and "tokens" in entry:
+            lines.append(entry)
+    return lines
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(dict(value or {}), sort_keys=True)
