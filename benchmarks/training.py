@@ -5,7 +5,8 @@
 The model has SmolLM2-135M's shape with random weights (speed does not depend on them) and, as with position=top, every
 second layer above --frozen trains. The variants run alternately in one process on one model, so that what else the
 machine does meets all alike; a ratio compares neighbours within a round. Timed: the whole call, from making the
-Trainer to its result, with one warm-up round that is not counted.
+Trainer to its result, with one warm-up round that is not counted. Where others use the machine too, processor seconds
+(with OMP_NUM_THREADS=1) say more than wall seconds: --clock cpu.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from opt_deus.config import TrainConfig
 from opt_deus.training import PackedBlocks, PrefixStates, precision, train
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def smollm2_shaped(layers: int) -> LlamaForCausalLM:
@@ -64,6 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for option, default in (("rounds", 5), ("steps", 4), ("layers", 45), ("frozen", 15)):
         parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--precision", default=precision("auto", "cpu"))
     chosen = parser.parse_args()
     model = smollm2_shaped(chosen.layers)
@@ -79,31 +83,36 @@ def main() -> None:
             "train()": lambda: ours(model, blocks, cfg, names, chosen.precision),
             "train(), prefix states": lambda: ours(model, blocks, cfg, names, chosen.precision, stored),
         }
-        seconds = measure(variants, chosen.rounds)
+        seconds = measure(variants, chosen.rounds, CLOCKS[chosen.clock])
     report(seconds, blocks.blocks.size, chosen)
 
 
-def measure(variants: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+def measure(
+    variants: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
     """Seconds of every variant and round. The order turns, so that no variant always follows the same one."""
     names, seconds = list(variants), {name: [] for name in variants}
     for turn in range(-1, rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = time.perf_counter()
+            start = clock()
             variants[name]()
-            if turn >= 0:
-                seconds[name].append(time.perf_counter() - start)
-                print(f"round {turn + 1} {name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
+            taken = clock() - start
+            print(f"round {turn + 1} {name}: {taken:.1f} s", file=sys.stderr, flush=True)
+            if turn >= 0:  # round 0 warms up
+                seconds[name].append(taken)
     return seconds
 
 
 def report(seconds: dict[str, list[float]], tokens: int, chosen: argparse.Namespace) -> None:
     plain = seconds["plain Trainer"]
     print(f"{chosen.layers} layers, {chosen.precision}, {torch.get_num_threads()} threads, {tokens} tokens a run, "
+          f"{chosen.clock} seconds, "
           f"n = {chosen.rounds} rounds; tokens/s relative to the plain Trainer of the same round: median (min - max)")
     for name, values in seconds.items():
         ratios = [reference / value for reference, value in zip(plain, values, strict=True)]
         speed = tokens / statistics.median(values)
-        print(f"{name:24s} {speed:7.0f} tokens/s   {statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})")
+        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})"
+        print(f"{name:24s} {speed:7.0f} tokens/s   {spread}")
 
 
 if __name__ == "__main__":

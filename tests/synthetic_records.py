@@ -9,7 +9,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-COLUMNS = "cell arm align zero_init position seed overrides stage task split doc_id doc_hash metric value".split()
+COLUMNS = [
+    "cell",
+    "arm",
+    "align",
+    "zero_init",
+    "position",
+    "seed",
+    "overrides",
+    "stage",
+    "task",
+    "split",
+    "doc_id",
+    "doc_hash",
+    "metric",
+    "value",
+]
 STAGES = ("initial", "cpt-0.5", "cpt", "sft")
 
 

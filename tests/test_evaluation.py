@@ -157,6 +157,20 @@ def test_packed_choices_do_not_see_each_other(model, tokenizer):
         assert answers[index][1] == (greedy.tolist() == continuation)
 
 
+def test_long_and_shared_contexts(model, tokenizer):
+    """A sequence takes few choices, and what does not fit goes lm-eval's way, with the same numbers."""
+    asked = requests(model, tokenizer, choices=11)
+    assert sorted({len(one.requests) for one in packing.pack(asked)}) == [3, 8]
+    autocast = torch.autocast("cpu", enabled=False)
+    scorer = scoring._Scorer(
+        pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=24, softmax_dtype="float32"
+    )
+    assert 0 < len(scorer._packed(asked, autocast)) < len(packing.pack(asked))
+    for (value, _), (_, context, continuation) in zip(scorer._loglikelihood_tokens(asked), asked, strict=True):
+        assert value == pytest.approx(naive(model, context, continuation), abs=1e-4)
+    assert scorer._packed([(None, *rest) for _, *rest in asked], autocast) == []
+
+
 def test_packed_sequence_is_shorter():
     one = packing.Packed([0, 1], [1, 2, 3], [[4, 5], [6, 7, 8]])
     assert one.length == 6
@@ -382,6 +396,13 @@ def test_refused_files(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
         evaluation.check(local_configuration(path), DATA, offline=True)
     assert "piqa" in str(error.value) and "items.jsonl" in str(error.value)
+
+
+def test_data_for_a_group(tmp_path):
+    path = tmp_path / "items.jsonl"
+    path.write_text(piqa_lines())
+    with pytest.raises(ValueError, match=r"mmlu.*not a group"):
+        evaluation.check(local_configuration(path, "mmlu"), DATA, offline=True)
 
 
 def test_data_for_a_task_that_is_not_asked(tmp_path):

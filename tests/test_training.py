@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 import textwrap
@@ -26,13 +25,14 @@ from opt_deus.training import (
     TrainingDiverged,
     checkpoints,
     guards,
-    pair_examples,
     packed_blocks,
+    pair_examples,
     precision,
     stage,
     token_budget,
     train,
 )
+from opt_deus.training import examples as examples_room
 from opt_deus.training.arithmetic import _cpu_flags
 from opt_deus.training.prefix import PrefixStates, frozen_layers, worth_it
 from opt_deus.training.run import Run
@@ -136,7 +136,11 @@ def test_optimizer_and_gradients_hold_only_what_trains_and_nothing_is_kept_below
             seen["gradients"] = {name for name, p in model.named_parameters() if p.grad is not None}
 
     model, inputs = tiny(), []
-    hooks = [layer.register_forward_hook(lambda m, i, o: inputs.append(i[0].requires_grad)) for layer in model.model.layers]
+
+    def look(module, arguments, output):
+        inputs.append(arguments[0].requires_grad)
+
+    hooks = [layer.register_forward_hook(look) for layer in model.model.layers]
     run(model, tmp_path, cfg=settings(steps=1), callbacks=[Look()])
     for hook in hooks:
         hook.remove()
@@ -163,26 +167,37 @@ def test_a_tied_tensor_may_be_named_by_either_name():
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="layers.9"):
         run(tiny(), tmp_path, trainable={"model.layers.9.mlp.up_proj.weight"})
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES"):
+        run(tiny(), tmp_path, device="cuda:1")
     with pytest.raises(ValueError, match="float32"):
         run(tiny().to(torch.bfloat16), tmp_path)
 
 
-def test_job_k_of_a_sweep_equals_job_k_alone(tmp_path):
-    alone, second = tiny(), tiny()
-    run(alone, tmp_path / "alone")
+def test_job_k_of_a_sweep_equals_job_k_alone(tmp_path, whole):
+    second = tiny()
     run(tiny(5), tmp_path / "first", seed=8, precision="bf16", cfg=settings(steps=2))
     torch.rand(7), np.random.rand(7)
     run(second, tmp_path / "second")
-    assert_equal(state(alone), state(second))
+    assert_equal(state(second), whole)
 
 
 # Resume
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict[str, torch.Tensor]:
+    """The weights after the default run."""
+    return uninterrupted(tmp_path_factory.mktemp("whole"))
 
 
 def uninterrupted(folder: Path, **changes) -> dict[str, torch.Tensor]:
     model = tiny()
     run(model, folder, **changes)
     return state(model)
+
+
+def untimed(result: dict) -> dict:
+    return {key: value for key, value in result.items() if not key.startswith(("seconds", "tokens_per"))}
 
 
 def test_resume_after_an_exception_equals_the_uninterrupted_run(tmp_path):
@@ -223,7 +238,7 @@ def test_resume_after_sigkill_equals_the_uninterrupted_run(tmp_path):
 
         run(tiny(zeroed=True), Path({str(tmp_path / "cut")!r}), cfg=settings(save_steps=3), callbacks=[Kill()])
     """)
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.returncode == -9, process.stderr
     model, whole = tiny(zeroed=True), tiny(zeroed=True)
     run(model, tmp_path / "cut", cfg=settings(save_steps=3))
@@ -232,8 +247,7 @@ def test_resume_after_sigkill_equals_the_uninterrupted_run(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["no mark", "truncated", "part"])
-def test_a_half_written_checkpoint_is_passed_over(tmp_path, damage):
-    expected = uninterrupted(tmp_path / "whole")
+def test_a_half_written_checkpoint_is_passed_over(tmp_path, damage, whole):
     cfg, folder = settings(save_steps=2), tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         run(tiny(), folder, cfg=cfg, callbacks=[StopAt(5)])
@@ -254,10 +268,10 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path, damage):
     model = tiny()
     run(model, folder, cfg=cfg, callbacks=[Begin()])
     assert begun == [2]
-    assert_equal(state(model), expected)
+    assert_equal(state(model), whole)
 
 
-def test_at_most_two_checkpoints_are_kept_and_run_time_knobs_change_nothing(tmp_path):
+def test_at_most_two_checkpoints_are_kept_and_run_time_knobs_change_nothing(tmp_path, whole):
     counts = []
 
     class Count(TrainerCallback):
@@ -267,15 +281,26 @@ def test_at_most_two_checkpoints_are_kept_and_run_time_knobs_change_nothing(tmp_
     model = tiny()
     run(model, tmp_path / "often", cfg=settings(save_minutes=1e-9), callbacks=[Count()])
     assert counts == [1, 2, 2, 2, 2]  # the last step needs none
-    assert_equal(state(model), uninterrupted(tmp_path / "never"))
+    assert_equal(state(model), whole)
 
 
-def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(tiny(), tmp_path / "cut", cfg=settings(save_steps=2, lr=0.5), callbacks=[StopAt(4)])
+def test_a_full_disk_costs_the_resume_point_and_not_the_run(tmp_path, whole, monkeypatch, caplog):
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     model = tiny()
-    run(model, tmp_path / "cut")
-    assert_equal(state(model), uninterrupted(tmp_path / "whole"))
+    run(model, tmp_path / "full", cfg=settings(save_steps=2))
+    assert "no resume point" in caplog.text
+    assert_equal(state(model), whole)
+
+
+def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path, whole):
+    other_rate, other_weights = (tiny(), settings(save_steps=2, lr=0.5)), (tiny(7), settings(save_steps=2))
+    for other, cfg in (other_rate, other_weights):
+        with pytest.raises(KeyboardInterrupt):
+            run(other, tmp_path / "cut", cfg=cfg, callbacks=[StopAt(4)])
+        model = tiny()
+        run(model, tmp_path / "cut")
+        assert_equal(state(model), whole)
+        (tmp_path / "cut" / "trained.safetensors").unlink()
 
 
 def test_a_finished_folder_is_taken_over_without_training(tmp_path):
@@ -320,7 +345,7 @@ def test_nan_stops_with_step_loss_and_remedy(tmp_path):
     [([2.5, 30.0, 2.5, 2.4], False), ([13.0, 20.0, 15.0, 9.0], False), ([2.5, 11.0, 12.0, 13.0], True)],
 )
 def test_one_hard_batch_raises_no_alarm_but_an_explosion_does(tmp_path, losses, stops):
-    judge = guards.DivergenceGuard(Run("sft", settings(), tmp_path, {}, np.array([16]), {}))
+    judge = guards.DivergenceGuard(Run("sft", settings(), tmp_path, {}, np.array([16])))
     entries = [{"loss": loss, "grad_norm": 1.0} for loss in losses]
     with pytest.raises(TrainingDiverged, match="sft: step 4 of 9: the last") if stops else contextlib.nullcontext():
         for step in range(1, len(entries) + 1):
@@ -397,15 +422,18 @@ def test_packed_blocks_are_exact_deterministic_and_lazy(tokenizer):
 
 def pairs():
     for i in itertools.count():
-        yield {"prompt": f"Question {i}: what is {i} plus one?\nAnswer:", "completion": f" It is {i + 1}." + " x" * (i % 2 * 99)}
+        long = " x" * (i % 2 * 99)
+        yield {"prompt": f"Question {i}: what is {i} plus one?\nAnswer:", "completion": f" It is {i + 1}.{long}"}
 
 
 def test_pairs_fill_the_budget_and_long_ones_are_passed_over(tokenizer):
     examples = pair_examples(pairs(), tokenizer, 300, max_length=64)
-    lengths = stage._lengths(examples, tokenizer)
+    lengths = examples_room.lengths(examples, tokenizer)
     assert lengths.max() <= 64 and lengths.sum() >= 300 > lengths[:-1].sum()
     assert [prompt.split(":")[0] for prompt in examples["prompt"][:2]] == ["Question 0", "Question 2"]
     assert len(pair_examples(pairs(), tokenizer, 1, 64, num_examples=5)) == 5
+    bare = pair_examples(iter([{"prompt": "What?", "completion": "This."}]), tokenizer, 1, 64)
+    assert bare["prompt"] == ["What?\n"]  # the answer is a word of its own
     with pytest.raises(ValueError, match="block_size=8"):
         pair_examples(pairs(), tokenizer, 300, max_length=8)
 
@@ -414,21 +442,20 @@ def test_pairs_fill_the_budget_and_long_ones_are_passed_over(tokenizer):
 def test_sft_loss_is_on_the_answer_only(tmp_path, tokenizer, arithmetic):
     """The first logged loss is the answers' loss, end of text included, computed by hand."""
     examples = pair_examples(pairs(), tokenizer, 1, 64, num_examples=2)
-    expected, tokens = 0.0, 0
+    expected, tokens, total = 0.0, 0, 0
     model, pad = tiny(), tokenizer.pad_token
     for example in examples:
         prompt = tokenizer(example["prompt"])["input_ids"]
         whole = torch.tensor(tokenizer(example["prompt"] + example["completion"] + tokenizer.eos_token)["input_ids"])
         with torch.no_grad():
             scores = model(whole[None]).logits[0, :-1].log_softmax(-1).gather(1, whole[1:, None])[len(prompt) - 1 :]
-        expected, tokens = expected - scores.sum().item(), tokens + len(scores)
+        expected, tokens, total = expected - scores.sum().item(), tokens + len(scores), total + len(whole)
     log, forward = tmp_path / "log.jsonl", model.forward
-    result = run(
-        model, tmp_path / "sft", examples, settings(block_size=64), tokenizer, stage="sft", log=log, precision=arithmetic
-    )
+    arguments = dict(stage="sft", log=log, precision=arithmetic)
+    result = run(model, tmp_path / "sft", examples, settings(block_size=64), tokenizer, **arguments)
     first = json.loads(log.read_text().splitlines()[0])
     assert first["loss"] == pytest.approx(expected / tokens, rel=1e-5 if arithmetic == "fp32" else 2e-3)
-    assert first["tokens"] == result["tokens"] == stage._lengths(examples, tokenizer).sum()
+    assert first["tokens"] == result["tokens"] == total
     assert model.forward == forward and tokenizer.pad_token == pad
 
 
@@ -438,10 +465,10 @@ def test_sft_resumes_bit_identically_and_opens_no_connection(tmp_path, tokenizer
     whole, model = tiny(zeroed=True), tiny(zeroed=True)
     cfg = settings(block_size=64, save_steps=2)
     arguments = dict(examples=examples, cfg=cfg, tokenizer=tokenizer, stage="sft")
-    run(whole, tmp_path / "whole", **arguments)
+    expected = run(whole, tmp_path / "whole", **arguments)
     with pytest.raises(KeyboardInterrupt):
         run(tiny(zeroed=True), tmp_path / "cut", callbacks=[StopAt(3)], **arguments)
-    run(model, tmp_path / "cut", **arguments)
+    assert untimed(run(model, tmp_path / "cut", **arguments)) == untimed(expected)
     assert_equal(state(model), state(whole))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import ot as pot
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from opt_deus.transport import (
     Assignment,
@@ -74,6 +75,13 @@ def test_sinkhorn_is_the_entropic_optimum():
     assert np.abs(got - expected).sum() < 1e-6
 
 
+def test_a_constant_added_to_all_costs_changes_nothing():
+    costs = cost(rows(0, 30, 8), rows(1, 30, 8))
+    plan = solve_sinkhorn(costs, 0.06).matrix
+    for constant in (100.0, -1000.0):
+        assert torch.allclose(solve_sinkhorn(costs + constant, 0.06).matrix, plan, atol=1e-9)
+
+
 def test_sinkhorn_of_unequal_sizes():
     costs = cost(rows(0, 20, 8), rows(1, 30, 8))
     plan = solve_sinkhorn(costs, 0.06)
@@ -129,6 +137,21 @@ def test_solvers_refuse_bad_costs():
             solve(torch.full((3, 3), float("nan")))
     with pytest.raises(ValueError, match="align.epsilon=0"):
         solve_sinkhorn(torch.zeros(3, 3), 0)
+
+
+@pytest.mark.parametrize("kind", ["noise", "signal", "ties", "large offset"])
+def test_exact_is_the_optimum_on_costs_large_enough_to_be_reduced(kind):
+    left, right = rows(0, 200, 10), rows(1, 200, 10)
+    costs = {
+        "noise": cost(left, right),
+        "signal": cost(left, left[torch.randperm(200, generator=torch.Generator().manual_seed(0))] + 0.1 * right),
+        "ties": cost(left.round(), right.round()),
+        "large offset": 1e3 * cost(left, right) - 1e6,
+    }[kind]
+    expected = costs.numpy()[linear_sum_assignment(costs.numpy())].mean()
+    plan = solve_exact(costs)
+    check_plan(plan, "w")
+    assert plan.cost(costs) == pytest.approx(expected, rel=1e-12)
 
 
 def test_an_assignment_is_its_dense_plan():

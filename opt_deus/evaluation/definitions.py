@@ -60,6 +60,8 @@ def local(name: str, data: Path, folder: Path) -> str:
 
     definition = load_yaml(registered()[name], resolve_func=False)
     asked = definition.get("test_split") or definition.get("validation_split")
+    if asked is None:
+        raise ValueError(f"lm-eval's {name} has no test or validation data of its own; name a single task, not a group")
     splits = {key: asked if definition.get(key) == asked else None for key in SPLITS if key in definition}
     if definition.get("test_split"):
         splits["validation_split"] = None

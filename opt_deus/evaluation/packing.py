@@ -14,6 +14,7 @@ import torch
 
 Request = tuple[object, list[int], list[int]]  # lm-eval's: (strings, context tokens, continuation tokens)
 Answer = tuple[float, bool]  # log p(continuation | context), whether it is what greedy decoding gives
+MAX_CHOICES = 8  # in one sequence: documents without a context (BLiMP) would otherwise all share one
 TOLERANCE = 1e-3  # of a sum of natural logarithms; a mask that a model ignores is off by whole units
 
 
@@ -47,13 +48,15 @@ class Packed:
 
 
 def pack(requests: list[Request]) -> list[Packed]:
-    """Requests by context, sorted by length so that a batch has little padding."""
+    """Requests by context, the longest first, so that a batch has little padding."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, (_, context, _) in enumerate(requests):
         groups.setdefault(tuple(context), []).append(index)
-    packed = [
-        Packed(members, list(context), [requests[index][2] for index in members]) for context, members in groups.items()
-    ]
+    packed = []
+    for context, members in groups.items():
+        for start in range(0, len(members), MAX_CHOICES):
+            part = members[start : start + MAX_CHOICES]
+            packed.append(Packed(part, list(context), [requests[index][2] for index in part]))
     return sorted(packed, key=lambda one: (one.length, one.context, one.choices), reverse=True)
 
 

@@ -27,34 +27,36 @@ from opt_deus.data import Corpus, split_of
 from opt_deus.evaluation import definitions, packing
 
 COLUMNS = ["task", "split", "doc_id", "doc_hash", "metric", "value"]
-ROLLING_UNITS = {
-    "word_perplexity": "words",
-    "byte_perplexity": "bytes",
-}  # lm-eval's samples hold (loglikelihood, count)
+ROLLING_UNITS = {"word_perplexity": "words", "byte_perplexity": "bytes"}  # samples hold (loglikelihood, count)
 
 
 class _Scorer(HFLM):
     """lm-eval's model, with the choices of a document packed into one sequence where the model follows a mask."""
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        packed = packing.pack(requests)
         autocast = torch.autocast(self.device.type, self.mixed_precision_dtype, self.mixed_precision_dtype is not None)
-        if not self._packs(packed[0], autocast):
-            return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
+        packed = self._packed(requests, autocast)
         answers: dict[int, packing.Answer] = {}
-        with tqdm(total=len(requests), desc="scoring", unit="choice", file=sys.__stderr__, disable=None) as bar:
+        choices = sum(len(one.requests) for one in packed)
+        with tqdm(total=choices, desc="scoring", unit="choice", file=sys.__stderr__, disable=None) as bar:
             for start in range(0, len(packed), self.batch_size):
                 batch = packed[start : start + self.batch_size]
                 answers.update(packing.score(self.model, batch, autocast))
                 bar.update(sum(len(one.requests) for one in batch))
+        rest = [index for index in range(len(requests)) if index not in answers]
+        plain = super()._loglikelihood_tokens([requests[index] for index in rest], True, override_bs) if rest else []
+        answers.update(zip(rest, plain, strict=True))
         return [answers[index] for index in range(len(requests))]
 
-    def _packs(self, longest: packing.Packed, autocast: torch.autocast) -> bool:
-        """Mask given as booleans (sdpa), nothing to truncate, and the same numbers either way."""
-        attention = self.model.config._attn_implementation
-        return (
-            attention == "sdpa" and longest.length < self.max_length and packing.agrees(self.model, longest, autocast)
-        )
+    def _packed(self, requests: list, autocast: torch.autocast) -> list[packing.Packed]:
+        """What needs no truncation; nothing where the model takes no such mask or does not follow it.
+
+        lm-eval's rolling windows come without strings and share no context but the prefix token.
+        """
+        if requests[0][0] is None or self.model.config._attn_implementation != "sdpa":
+            return []
+        fitting = [one for one in packing.pack(requests) if one.length < self.max_length]
+        return fitting if fitting and packing.agrees(self.model, fitting[0], autocast) else []
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ def _costs(plan: Plan, costs: Tensor) -> dict[str, float | None]:
 def align_with(parents: Parents, flow: str, solve: Solver) -> tuple[Layer, Diagnostics]:
     """The common walk along the table, with any solver: pre-align, solve, map, average.
 
-    solve is given "layer, weight" for messages, the pre-aligned lower matrix and the upper one, and returns the plan and
+    solve is given "layer, weight" for messages, the pre-aligned lower matrix and the upper one; it returns the plan and
     what to record of it.
     """
     stream = Flow(parents.block, parents.heads, flow)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from opt_deus import stats
 from opt_deus.reporting import figures, html, latex, markdown
+from opt_deus.reporting.lm_eval import write_lm_eval_report
 from opt_deus.reporting.reading import read_sweep
 from opt_deus.reporting.results import Results, compute
 from opt_deus.reporting.sections import document, tests_table
+from opt_deus.reporting.writing import write_text
 
-__all__ = ["write_report"]
+__all__ = ["write_lm_eval_report", "write_report"]
 
 
 def write_report(sweep_folder: Path) -> None:
@@ -23,15 +25,15 @@ def write_report(sweep_folder: Path) -> None:
     _write_tables(results, sweep_folder)
     drawn = figures.draw(results, sweep_folder / "figures")
     report = document(results, drawn)
-    _write(sweep_folder / "report.md", markdown.render(report))
-    _write(sweep_folder / "report.html", html.render(report, sweep_folder / "figures"))
+    write_text(sweep_folder / "report.md", markdown.render(report))
+    write_text(sweep_folder / "report.html", html.render(report, sweep_folder / "figures"))
 
 
 def _write_tables(results: Results, folder: Path) -> None:
     table = results.table
     results.sweep.samples.to_parquet(folder / "samples.parquet", index=False)
-    _write(folder / "significance.csv", table[stats.COLUMNS].to_csv(index=False))
-    _write(folder / "effects.csv", stats.effects(table).to_csv(index=False))
+    write_text(folder / "significance.csv", table[stats.COLUMNS].to_csv(index=False))
+    write_text(folder / "effects.csv", stats.effects(table).to_csv(index=False))
     last = table[(table["stage"] == results.comparison.last_stage) & (table["split"] == "all")] if len(table) else table
     averages = [("macro", "points", 2), ("heldout", "nats per token", 4)]
     tables = [
@@ -39,11 +41,4 @@ def _write_tables(results: Results, folder: Path) -> None:
         for task, unit, digits in averages
         if (last["task"] == task).any()
     ]
-    _write(folder / "significance.tex", latex.render(tables))
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a reader never sees half a report."""
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    write_text(folder / "significance.tex", latex.render(tables))

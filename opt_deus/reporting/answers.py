@@ -8,7 +8,7 @@ from opt_deus import stats
 from opt_deus.reporting.results import Results, primary_rows
 from opt_deus.reporting.wording import counted, interval, listed, number, p_value, signed
 
-# Differences of averages that the paper claims and referee report 000 doubts (method.md, section 1; the fourth is 0.29).
+# Differences of averages that the paper claims and the referee doubts, in points: smallest and largest.
 DISPUTED = (0.10, 0.51)
 QUESTION = (
     "The method was zero-initialised and its control was not. With zero-initialisation held fixed, does "
@@ -21,7 +21,9 @@ def objection_1(results: Results) -> list[str]:
     table = results.table
     headline = table[table["family"] == "headline"]
     if headline.empty:
-        return ["This sweep holds no finished pair of ot and avg that differ in nothing else: it cannot answer objection 1."]
+        return [
+            "This sweep holds no finished pair of ot and avg that differ in nothing else: it cannot answer objection 1."
+        ]
     headline = primary_rows(headline)
     simple, interactions = headline[headline["kind"] == "simple"], headline[headline["kind"] == "interaction"]
     sentences = [_simple(row) for _, row in simple.iterrows()]
@@ -40,7 +42,8 @@ def _simple(row: pd.Series) -> str:
 def _interaction(row: pd.Series) -> str:
     return (
         f"The difference of these two differences (the interaction of alignment and zero-initialisation) is "
-        f"{signed(row['estimate'])} points {interval(row['ci_low'], row['ci_high'], sign=True)}: {_finding(row)} {_sizes(row)}"
+        f"{signed(row['estimate'])} points {interval(row['ci_low'], row['ci_high'], sign=True)}: "
+        f"{_finding(row)} {_sizes(row)}"
     )
 
 
@@ -72,8 +75,8 @@ def _resolution(simple: pd.DataFrame) -> str:
         verdict = "fine enough for all of them"
     return (
         f"Such a grid sees a true difference of {listed([number(value) for value in seen])} points in 4 of 5 cases (at "
-        f"the level named above, 5% two-sided, before correction); the paper's disputed margins are {number(low)} to {number(high)} "
-        f"points, so it is {verdict}."
+        f"the level named above, 5% two-sided, before correction); the paper's disputed margins are {number(low)} to "
+        f"{number(high)} points, so it is {verdict}."
     )
 
 

@@ -16,11 +16,13 @@ ENVIRONMENT = ("git", "versions", "platform", "device", "threads", "dtype", "bas
 
 
 def caveats(results: Results) -> list[str]:
-    finished = results.sweep.with_status("ok")
+    finished = {results.sweep.short(cell): record for cell, record in results.sweep.with_status("ok").items()}
     found = _models(results.sweep.records) + _incomplete(results) + _seeds(results)
     found += _mixed(finished) + _budgets(finished)
     if results.sweep.without_samples:
-        found.append(f"Finished cells without samples.parquet, left out of all tests: {_named(results.sweep.without_samples)}.")
+        found.append(
+            f"Finished cells without samples.parquet, left out of all tests: {_named(results.sweep.without_samples)}."
+        )
     found += [f"Not compared: {without_paths(reason)}" for reason in results.comparison.refused]
     return found
 
@@ -39,7 +41,8 @@ def _incomplete(results: Results) -> list[str]:
     for status, what in (("failed", "failed"), ("skipped", "skipped as meaningless")):
         cells = sweep.with_status(status)
         if cells:
-            found.append(f"{counted(len(cells), 'cell')} {what}: {_named(list(cells))}. Reasons are in Completeness.")
+            names = _named([sweep.short(cell) for cell in cells])
+            found.append(f"{counted(len(cells), 'cell')} {what}: {names}. Reasons are in Completeness.")
     if sweep.missing:
         found.append(f"{counted(len(sweep.missing), 'cell')} asked for left no record: {_named(sweep.missing)}.")
     return found
@@ -71,12 +74,15 @@ def _mixed(finished: dict[str, dict]) -> list[str]:
 
 
 def _budgets(finished: dict[str, dict]) -> list[str]:
+    """Arms are compared within a seed, and a budget may end at another example for another seed."""
     found = []
     for stage in ("cpt", "sft"):
-        values = _groups(finished, lambda record, stage=stage: (record.get(stage) or {}).get("tokens"))
-        if len(values) > 1:
-            detail = "; ".join(f"{value or 0} tokens: {_named(cells)}" for value, cells in values.items())
-            found.append(f"Unequal budgets in {stage}: {detail}.")
+        for seed, cells in _groups(finished, lambda record: record["cell"]["seed"]).items():
+            same_seed = {cell: finished[cell] for cell in cells}
+            values = _groups(same_seed, lambda record, stage=stage: (record.get(stage) or {}).get("tokens"))
+            if len(values) > 1:
+                detail = "; ".join(f"{value or 0} tokens: {_named(cells)}" for value, cells in values.items())
+                found.append(f"Unequal budgets in {stage}, seed {seed}: {detail}.")
     trainable = _groups(finished, lambda record: (record.get("parameters") or {}).get("trainable"))
     if len(trainable) > 1:
         detail = "; ".join(f"{value}: {_named(cells)}" for value, cells in trainable.items())

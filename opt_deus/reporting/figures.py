@@ -32,8 +32,10 @@ def draw(results: Results, folder: Path) -> dict[str, Figure]:
             caption = drawing(results)
             if caption is not None:
                 drawn[drawing.__name__] = Figure(drawing.__name__, caption)
-                plt.savefig(folder / f"{drawing.__name__}.svg", metadata={"Date": None})
-                plt.savefig(folder / f"{drawing.__name__}.png", dpi=150)
+                figure = plt.gcf()
+                figure.savefig(folder / f"{drawing.__name__}.svg", metadata={"Date": None})
+                figure.set_layout_engine("none")  # keeps the layout just found
+                figure.savefig(folder / f"{drawing.__name__}.png", dpi=150)
             plt.close("all")
     return drawn
 
@@ -58,7 +60,7 @@ def interaction(results: Results) -> str | None:
     axes[0].set_ylabel(f"macro average, {results.metric} (points)")
     axes[0].legend(frameon=False)
     stage = results.comparison.last_stage
-    return f"Macro average after stage {stage} by alignment and zero-initialisation; bars are 95% intervals over documents."
+    return f"Macro average after stage {stage} by alignment and zero-initialisation, 95% intervals over documents."
 
 
 def seeds(results: Results) -> str | None:
@@ -150,7 +152,7 @@ def losses(results: Results) -> str | None:
     for cell, entries in results.sweep.logs.items():
         frame = pd.DataFrame(entries)
         for stage, rows in frame.groupby("stage") if len(frame) else ():
-            lines[str(stage)].append((results.sweep.records[cell]["cell"]["arm"], rows))
+            lines[str(stage)].append((results.sweep.short(results.sweep.records[cell]["cell"]["arm"]), rows))
     if not lines:
         return None
     axes = plt.subplots(1, len(lines), figsize=(4.8 * len(lines), 3.6), squeeze=False)[1][0]

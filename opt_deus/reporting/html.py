@@ -61,9 +61,8 @@ def _block(block: Block, figures: Path) -> str:
     if isinstance(block, Figure):
         data = base64.b64encode((figures / f"{block.name}.svg").read_bytes()).decode()
         caption = escape(block.caption)
-        return (
-            f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{data}"><figcaption>{caption}</figcaption></figure>'
-        )
+        image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+        return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
     return f"<p>{escape(block)}</p>"
 
 

@@ -79,7 +79,9 @@ def _read(path: Path, mapping: Mapping[str, list]) -> Published:
             right, n = (sum(getattr(count, what) for count in subtasks[task].values()) for what in ("right", "n"))
             counts[task] = Count(right, n, _value(results[task], f"{METRIC}_stderr"))
     perplexity = next((value for task in results if (value := _value(results[task], PERPLEXITY)) is not None), None)
-    return Published(path.name, str(group), str(method), int(step), counts, subtasks, perplexity, _environment(content))
+    return Published(
+        path.name, str(group), str(method), int(step), counts, subtasks, perplexity, _environment(content, list(counts))
+    )
 
 
 def _leaves(task: str, tree: Mapping[str, list[str]]) -> list[str]:
@@ -109,7 +111,7 @@ def _value(result: Mapping[str, Any], metric: str) -> float | None:
     return None
 
 
-def _environment(content: Mapping[str, Any]) -> dict[str, str]:
+def _environment(content: Mapping[str, Any], tasks: list[str]) -> dict[str, str]:
     """What may change scores between runs of one model."""
     gpu = re.search(r"GPU \d+: (.+)", str(content.get("pretty_env_info")))
     config = content.get("config") or {}
@@ -118,6 +120,6 @@ def _environment(content: Mapping[str, Any]) -> dict[str, str]:
         "batch size": str(config.get("batch_size")),
         "transformers": str(content.get("transformers_version")),
         "dtype": str(config.get("model_dtype")),
-        "task versions": json.dumps(content.get("versions"), sort_keys=True),
-        "few-shot": json.dumps(content.get("n-shot"), sort_keys=True),
+        **{f"version of {task}": str((content.get("versions") or {}).get(task)) for task in tasks},
+        **{f"examples shown in {task}": str((content.get("n-shot") or {}).get(task)) for task in tasks},
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,22 @@ import pandas as pd
 
 from opt_deus.reporting.wording import without_paths
 
-COLUMNS = "cell arm align zero_init position seed overrides stage task split doc_id doc_hash metric value".split()
+COLUMNS = [
+    "cell",
+    "arm",
+    "align",
+    "zero_init",
+    "position",
+    "seed",
+    "overrides",
+    "stage",
+    "task",
+    "split",
+    "doc_id",
+    "doc_hash",
+    "metric",
+    "value",
+]
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,19 @@ class Sweep:
     logs: dict[str, list[dict[str, Any]]]
     missing: list[str]
     without_samples: list[str]
+
+    @cached_property
+    def shared_suffix(self) -> str:
+        """What all arms have after align, zero-init and position, e.g. "-tiny": said once, not in every row."""
+        cells = [record["cell"] for record in self.records.values()]
+        heads = [f"{cell['align']}-{'zero' if cell['zero_init'] else 'nozero'}-{cell['position']}" for cell in cells]
+        tails = {cell["arm"].removeprefix(head) for cell, head in zip(cells, heads, strict=True)}
+        common = os.path.commonprefix([tail[::-1] for tail in tails])[::-1]
+        return common[common.index("-") :] if "-" in common else ""
+
+    def short(self, name: str) -> str:
+        """An arm's or a cell's name without what all share."""
+        return name.removesuffix(self.shared_suffix) if self.shared_suffix else name
 
     def with_status(self, status: str) -> dict[str, dict[str, Any]]:
         return {cell: record for cell, record in self.records.items() if record["status"] == status}

@@ -18,8 +18,8 @@ class Results:
     sweep: Sweep
     metric: str
     comparison: stats.Comparison
-    means: pd.DataFrame  # stats.arm_means
-    seed_means: pd.DataFrame
+    means: pd.DataFrame  # stats.arm_means, with short names
+    seed_means: pd.DataFrame  # stats.seed_means, with short names
 
     @property
     def table(self) -> pd.DataFrame:
@@ -34,13 +34,11 @@ class Results:
 
 def compute(sweep: Sweep) -> Results:
     metric = metric_of(sweep)
-    return Results(
-        sweep=sweep,
-        metric=metric,
-        comparison=stats.significance(sweep.samples, metric=metric),
-        means=stats.arm_means(sweep.samples, metric=metric),
-        seed_means=stats.seed_means(sweep.samples, metric=metric),
-    )
+    means, seed_means = (each(sweep.samples, metric=metric) for each in (stats.arm_means, stats.seed_means))
+    for frame in (means, seed_means):
+        if len(frame):
+            frame["arm"] = frame["arm"].map(sweep.short)
+    return Results(sweep, metric, stats.significance(sweep.samples, metric=metric), means, seed_means)
 
 
 def primary_rows(rows: pd.DataFrame) -> pd.DataFrame:

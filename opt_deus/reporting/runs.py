@@ -17,7 +17,14 @@ def count_line(results: Results) -> str:
     sweep = results.sweep
     counts = [f"{len(sweep.with_status(status))} {status}" for status in ("ok", "failed", "skipped")]
     asked = len(sweep.records) + len(sweep.missing)
-    return f"{counted(asked, 'cell')} asked for: {', '.join(counts)}, {len(sweep.missing)} without a record."
+    line = f"{counted(asked, 'cell')} asked for: {', '.join(counts)}, {len(sweep.missing)} without a record."
+    shared = sweep.shared_suffix.removeprefix("-")
+    return f"{line} All names here leave out what every cell shares: {shared}." if shared else line
+
+
+def cell_link(sweep: Sweep, cell: str) -> Link:
+    """A cell's short name, leading to its record."""
+    return Link(sweep.short(cell), f"cells/{cell}/record.json")
 
 
 def completeness(sweep: Sweep) -> list[Block]:
@@ -25,9 +32,13 @@ def completeness(sweep: Sweep) -> list[Block]:
     for cell, record in sweep.records.items():
         seconds = (record.get("provenance") or {}).get("seconds")
         reused = (record.get("artefacts") or {}).get("reused") or []
-        name = Link(cell, f"cells/{cell}/record.json")
-        body.append([name, record["status"], _reason(record), number(seconds, 0), ", ".join(reused) or "-"])
-    body += [[cell, "no record", "it never ran, or its record cannot be read", "-", "-"] for cell in sweep.missing]
+        body.append(
+            [cell_link(sweep, cell), record["status"], _reason(record), number(seconds, 0), ", ".join(reused) or "-"]
+        )
+    body += [
+        [sweep.short(cell), "no record", "it never ran, or its record cannot be read", "-", "-"]
+        for cell in sweep.missing
+    ]
     headers = ["cell", "status", "reason", "seconds", "stages reused from the store"]
     return [Table("All cells; each name leads to its record", headers, body)]
 
@@ -47,7 +58,7 @@ def budgets(sweep: Sweep) -> list[Block]:
         expand = record.get("expand") or {}
         body.append(
             [
-                Link(cell, f"cells/{cell}/record.json"),
+                cell_link(sweep, cell),
                 number(parameters.get("total"), 0),
                 number(parameters.get("trainable"), 0),
                 number(expand.get("seconds"), 1),

@@ -7,13 +7,24 @@ import pandas as pd
 from opt_deus import stats
 from opt_deus.reporting import answers
 from opt_deus.reporting.caveats import caveats
-from opt_deus.reporting.document import Bullets, Cell, Document, Figure, Link, Section, Table
+from opt_deus.reporting.document import Bullets, Cell, Document, Figure, Section, Table
 from opt_deus.reporting.results import Results
-from opt_deus.reporting.runs import budgets, completeness, count_line, environment
+from opt_deus.reporting.runs import budgets, cell_link, completeness, count_line, environment
 from opt_deus.reporting.wording import interval, number, p_value, signed
 
 Figures = dict[str, Figure]
-_TEST_HEADERS = ["contrast", "level", "difference", "95% interval", "n", "seeds", "p", "adjusted p", "detectable", "verdict"]
+_TEST_HEADERS = [
+    "contrast",
+    "level",
+    "difference",
+    "95% interval",
+    "n",
+    "seeds",
+    "p",
+    "adjusted p",
+    "detectable",
+    "verdict",
+]
 
 
 def document(results: Results, figures: Figures) -> Document:
@@ -102,13 +113,16 @@ def _per_cell(results: Results) -> list[Table]:
     means = results.seed_means
     if means.empty:
         return []
-    cells = results.sweep.samples.drop_duplicates("cell").set_index(["arm", "seed"])["cell"]
+    samples = results.sweep.samples.drop_duplicates("cell")
+    cells = dict(
+        zip(zip(samples["arm"].map(results.sweep.short), samples["seed"], strict=True), samples["cell"], strict=True)
+    )
     wide = means.pivot(index=["arm", "seed"], columns="stage", values="mean")
     stages = [stage for stage in dict.fromkeys(means["stage"]) if stage in wide]
     body: list[list[Cell]] = []
     for key, row in wide.iterrows():
         cell = cells[key]
-        body.append([Link(cell, f"cells/{cell}/record.json"), *(number(row[stage], 1) for stage in stages)])
+        body.append([cell_link(results.sweep, cell), *(number(row[stage], 1) for stage in stages)])
     return [Table(f"Macro average ({results.metric}, points) of every run", ["cell", *stages], body)]
 
 
@@ -119,7 +133,9 @@ def _curves(figures: Figures) -> Section:
 def _significance(results: Results) -> Section:
     """Per task after the last stage; everything else is in significance.csv."""
     table = results.table
-    last = table[(table["stage"] == results.comparison.last_stage) & (table["split"] == "all") & (table["task"] != "macro")]
+    last = table[
+        (table["stage"] == results.comparison.last_stage) & (table["split"] == "all") & (table["task"] != "macro")
+    ]
     if last.empty:
         return Section("Tests")
     aligned = last[last["factor"] == "align"]
@@ -162,19 +178,19 @@ def _method() -> Section:
     return Section(
         "How to read the numbers",
         [
-            "Accuracy is in points. The macro average is the unweighted mean over tasks of the per-task means. Arms are "
-            "compared on the same documents, joined by their hash; a difference is the first minus the second.",
+            "Accuracy is in points. The macro average is the unweighted mean over tasks of the per-task means. Arms "
+            "are compared on the same documents, joined by their hash; a difference is the first minus the second.",
             Bullets(
                 [
                     *levels,
-                    "Item level: interval by stratified bootstrap over documents of seed-mean differences, p by sign-flip "
-                    "permutation; per task a paired t test, and the exact McNemar test of every seed.",
+                    "Item level: interval by stratified bootstrap over documents of seed-mean differences, p by "
+                    "sign-flip permutation; per task a paired t test, and the exact McNemar test of every seed.",
                     "Seed level: t on the seeds' differences; not testable below 3 seeds.",
                     "Item+seed level: crossed random effects of documents and seeds, t with Satterthwaite's degrees of "
                     "freedom. This level answers where at least 3 seeds ran.",
-                    "Detectable: the smallest true difference that a two-sided 5% test finds in 80% of such experiments.",
-                    "Verdict: difference (adjusted p < 0.05), equivalent (two one-sided tests at the margin, p < 0.05), "
-                    "inconclusive, or not testable.",
+                    "Detectable: the smallest true difference that a two-sided 5% test finds in 80% of such grids.",
+                    "Verdict: difference (adjusted p < 0.05), equivalent (two one-sided tests at the margin, p < "
+                    "0.05), inconclusive, or not testable.",
                 ]
             ),
         ],

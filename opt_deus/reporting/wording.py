@@ -28,7 +28,7 @@ def signed(value: Any, digits: int = 2) -> str:
 
 def interval(low: Any, high: Any, digits: int = 2, *, sign: bool = False) -> str:
     write = signed if sign else number
-    return MISSING if MISSING == write(low, digits) else f"[{write(low, digits)}, {write(high, digits)}]"
+    return MISSING if write(low, digits) == MISSING else f"[{write(low, digits)}, {write(high, digits)}]"
 
 
 def p_value(p: Any) -> str:

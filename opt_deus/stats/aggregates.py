@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from opt_deus.stats.estimates import ALPHA, CONFIDENCE, Estimate
+from opt_deus.stats.estimates import ALPHA, CONFIDENCE, Estimate, t_estimate
 
-_RESAMPLES = 1 << 16  # all sign assignments of up to 16 tasks: then exact, above that by sampling
-_EXACT = stats.PermutationMethod(n_resamples=_RESAMPLES, rng=0)
+MOST_EXACT = 16  # tasks up to which all 2^n sign assignments are counted
+_EXACT = stats.PermutationMethod(n_resamples=2**MOST_EXACT)
 _Z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 
 
 @dataclass(frozen=True)
 class Count:
-    """`right` of `n` answers. stderr: the published standard error of the proportion, None where there is none."""
+    """`right` of `n` answers. stderr: the published standard error of the rate, for groups of subtasks (pooled)."""
 
     right: int
     n: int
@@ -34,7 +34,9 @@ class Count:
 
     @property
     def se(self) -> float:
-        """Standard error of the proportion, with n - 1 as lm-eval has it."""
+        """Standard error of the proportion, with n - 1 as lm-eval has it, unless one is published."""
+        if self.stderr is not None:
+            return self.stderr
         return math.sqrt(self.rate * (1 - self.rate) / (self.n - 1))
 
 
@@ -58,9 +60,8 @@ def macro_average(counts: Mapping[str, Count]) -> float:
 
 
 def macro_se(counts: Mapping[str, Count]) -> float:
-    """Of the average, in points; a task's published standard error where there is one (mmlu is pooled over subtasks)."""
-    errors = [count.se if count.stderr is None else count.stderr for count in counts.values()]
-    return 100 * math.sqrt(sum(error**2 for error in errors)) / len(errors)
+    """Standard error of the average, in points."""
+    return 100 * math.sqrt(sum(count.se**2 for count in counts.values())) / len(counts)
 
 
 def _normal(level: str, test: str, n: int, difference: float, se: float) -> Estimate:
@@ -87,21 +88,19 @@ def over_tasks(differences: Sequence[float]) -> list[Estimate]:
     values = np.asarray(differences, dtype=float)
     n, mean = len(values), float(np.mean(values))
     sd = float(np.std(values, ddof=1))
-    se = sd / math.sqrt(n)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * se
-    result = stats.ttest_1samp(values, 0)
     found = [
-        Estimate("task", "paired t", n, mean, mean - half, mean + half, float(result.statistic), float(result.pvalue), se,
-                 n - 1, components={"task_sd": sd})
-    ]  # fmt: skip
+        t_estimate("task", "paired t", n, mean, sd / math.sqrt(n), n - 1, components={"task_sd": sd}),
+    ]
     for name, zeros in (("Wilcoxon, zeros dropped", "wilcox"), ("Wilcoxon, Pratt", "pratt")):
-        result = stats.wilcoxon(values, zero_method=zeros, method=_EXACT) if values.any() else None
+        method = _EXACT if n <= MOST_EXACT else "approx"
+        result = stats.wilcoxon(values, zero_method=zeros, method=method) if values.any() else None
         found.append(Estimate("task", name, n, mean, **_outcome(result)))
     positive, negative = int(np.sum(values > 0)), int(np.sum(values < 0))
     p = float(stats.binomtest(positive, positive + negative).pvalue) if positive + negative else 1.0
     found.append(Estimate("task", "sign", n, mean, statistic=positive, p=p))
-    result = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=_RESAMPLES, rng=0)
-    found.append(Estimate("task", "sign-flip permutation", n, mean, **_outcome(result)))
+    if n <= MOST_EXACT:
+        result = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=2**MOST_EXACT)
+        found.append(Estimate("task", "sign-flip permutation", n, mean, **_outcome(result)))
     return found
 
 
@@ -117,8 +116,10 @@ def heterogeneity(differences: Sequence[float], errors: Sequence[float]) -> tupl
     return q, float(stats.chi2.sf(q, len(values) - 1))
 
 
-def wins(first: Mapping[str, Count], second: Mapping[str, Count], perplexities: tuple[float, float] | None = None) -> tuple:
+def wins(
+    first: Mapping[str, Count], second: Mapping[str, Count], perplexities: tuple[float, float] | None = None
+) -> tuple:
     """Numbers of benchmarks won, tied and lost; a perplexity counts as one more, lower being better."""
     signs = [np.sign(first[task].right - second[task].right) for task in first]
     signs += [np.sign(perplexities[1] - perplexities[0])] if perplexities else []
-    return tuple(sum(sign == wanted for sign in signs) for wanted in (1, 0, -1))
+    return tuple(int(sum(sign == wanted for sign in signs)) for wanted in (1, 0, -1))

@@ -15,7 +15,21 @@ import pandas as pd
 
 HEADLINE_PAIR = ("ot", "avg")
 # Order in a difference: methods before the controls they are held against.
-ORDER = "ot ot_release ot_exact ot_structured ot_activation lesa random half avg copy copy_upper solar none".split()
+ORDER = [
+    "ot",
+    "ot_release",
+    "ot_exact",
+    "ot_structured",
+    "ot_activation",
+    "lesa",
+    "random",
+    "half",
+    "avg",
+    "copy",
+    "copy_upper",
+    "solar",
+    "none",
+]
 UNCROSSED = ("solar", "none")  # without position and zero-initialisation: compared with every arm
 FACTORS = ("align", "zero_init", "position", "seed", "name")
 

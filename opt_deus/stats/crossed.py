@@ -8,7 +8,7 @@ tasks and be correlated over them: they enter through the seeds' macro averages.
 with V_seed the sample variance of the S macro averages, V_document_t that of the n_t seed means, V_rest_t the two-way
 residual mean square, which the first two terms both contain. Degrees of freedom by Satterthwaite (1946), but taken at
 the upper quartile of what V_seed may be: with 3 seeds V_seed is usually estimated too small, the degrees of freedom
-then come out too many, and plain Satterthwaite intervals covered 92% in simulation, these 95% (tests/test_stats.py).
+then come out too many, and plain Satterthwaite intervals covered 92% in simulation, these 95 to 98%.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ stage, task, split, doc_id, doc_hash, metric, value.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
@@ -14,55 +17,67 @@ LIKELIHOOD, TOKENS = "loglikelihood", "tokens"
 POINTS = 100.0
 _NAMED = 5  # documents named in a refusal
 
-Scores = dict[str, pd.DataFrame]  # task -> documents x (arm, seed)
+
+@dataclass(frozen=True)
+class Answers:
+    """Values of one task: shape (documents, columns), NaN where missing; columns: (arm, seed) -> column."""
+
+    documents: list[str]
+    columns: dict[tuple[str, int], int]
+    values: np.ndarray
+
+    def seeds(self, arms: Iterable[str]) -> list[int]:
+        """Seeds for which every one of these arms has answers."""
+        found = [{seed for name, seed in self.columns if name == arm} for arm in arms]
+        return sorted(set.intersection(*found)) if found else []
+
+    def of(self, arm: str, seeds: list[int]) -> np.ndarray:
+        """One arm's values, shape (S, documents), NaN where missing."""
+        return self.values[:, [self.columns[arm, seed] for seed in seeds]].T
+
+
+Scores = dict[str, Answers]
 
 
 def scores(samples: pd.DataFrame, stage: str, split: str, metric: str) -> Scores:
-    """Accuracy of every document in points (0 or 100): task -> frame of documents x (arm, seed), NaN where missing."""
+    """Accuracy of every document in points (0 or 100), by task."""
     rows = _selected(samples, stage, split)
     rows = rows[(rows["metric"] == metric) & (rows["task"] != PERPLEXITY_TASK)]
-    return {str(task): _wide(group) * POINTS for task, group in sorted(rows.groupby("task"))}
+    return {str(task): _answers(group, POINTS) for task, group in rows.groupby("task", sort=True)}
 
 
-def likelihoods(samples: pd.DataFrame, stage: str, split: str) -> tuple[pd.DataFrame, pd.DataFrame] | None:
-    """Held-out log-likelihood (nats) and tokens of every document, each documents x (arm, seed); None without any."""
+def likelihoods(samples: pd.DataFrame, stage: str, split: str) -> tuple[Answers, Answers] | None:
+    """Held-out log-likelihood (nats) and tokens of every document; None without any."""
     rows = _selected(samples, stage, split)
     rows = rows[rows["task"] == PERPLEXITY_TASK]
     frames = [rows[rows["metric"] == metric] for metric in (LIKELIHOOD, TOKENS)]
-    return None if any(frame.empty for frame in frames) else (_wide(frames[0]), _wide(frames[1]))
+    return None if any(frame.empty for frame in frames) else (_answers(frames[0]), _answers(frames[1]))
 
 
-def differences(frame: pd.DataFrame, weights: dict[str, float], what: str) -> tuple[np.ndarray, list[int]]:
+def differences(answers: Answers, weights: Mapping[str, float], task: str) -> tuple[np.ndarray, list[int]]:
     """The weighted sum of arms for every document: shape (S, n), and the S seeds that all these arms have.
 
     Documents in a fixed order, so that nothing depends on the order of rows. Raises ValueError naming documents that
-    one of the arms lacks; `what` names the task.
+    one of the arms lacks.
     """
-    seeds = shared_seeds(frame, list(weights))
-    parts = [weight * complete(frame, arm, seeds, what) for arm, weight in weights.items()]
+    seeds = answers.seeds(weights)
+    parts = [weight * complete(answers, arm, seeds, task) for arm, weight in weights.items()]
     return np.sum(parts, axis=0), seeds
 
 
-def shared_seeds(frame: pd.DataFrame, arms: list[str]) -> list[int]:
-    """Seeds for which every one of these arms has answers."""
-    columns = set(frame.columns)
-    seeds = sorted({seed for arm, seed in columns if arm in arms})
-    return [seed for seed in seeds if all((arm, seed) in columns for arm in arms)]
-
-
-def complete(frame: pd.DataFrame, arm: str, seeds: list[int], what: str) -> np.ndarray:
+def complete(answers: Answers, arm: str, seeds: list[int], task: str) -> np.ndarray:
     """The values of one arm, shape (S, n). Raises ValueError naming missing documents."""
-    values = frame[[(arm, seed) for seed in seeds]]
-    lacking = values.isna()
-    if lacking.to_numpy().any():
-        column = lacking.columns[lacking.any()][0]
-        documents = [str(document) for document, _ in lacking.index[lacking[column]]]
-        named = ", ".join(documents[:_NAMED]) + (f" and {len(documents) - _NAMED} more" if documents[_NAMED:] else "")
-        raise ValueError(
-            f"task {what}: arm {column[0]}, seed {column[1]} has no answer to {len(documents)} documents that others "
-            f"answered ({named}); arms are compared on the same documents, so evaluate them with the same settings."
-        )
-    return values.to_numpy(dtype=float).T
+    values = answers.of(arm, seeds)
+    for seed, lacking in zip(seeds, np.isnan(values), strict=True):
+        if lacking.any():
+            documents = [answers.documents[place] for place in np.flatnonzero(lacking)]
+            more = f" and {len(documents) - _NAMED} more" if documents[_NAMED:] else ""
+            raise ValueError(
+                f"task {task}: arm {arm}, seed {seed} has no answer to {len(documents)} documents that others answered "
+                f"({', '.join(documents[:_NAMED])}{more}); arms are compared on the same documents, so evaluate them "
+                "with the same settings."
+            )
+    return values
 
 
 def _selected(samples: pd.DataFrame, stage: str, split: str) -> pd.DataFrame:
@@ -70,8 +85,9 @@ def _selected(samples: pd.DataFrame, stage: str, split: str) -> pd.DataFrame:
     return rows if split == "all" else rows[rows["split"] == split]
 
 
-def _wide(rows: pd.DataFrame) -> pd.DataFrame:
-    """Documents x (arm, seed). Documents of equal content, which real benchmarks have, are told apart by order."""
+def _answers(rows: pd.DataFrame, unit: float = 1.0) -> Answers:
+    """Rows of one task and metric as a table. Documents of equal content, which real benchmarks have, are told apart
+    by their order. Raises ValueError where two cells share an arm and seed."""
     cells = rows.groupby(["arm", "seed"])["cell"].nunique()
     if (cells > 1).any():
         arm, seed = cells.index[cells > 1][0]
@@ -79,4 +95,6 @@ def _wide(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values(["arm", "seed", "doc_hash", "doc_id"], kind="stable")
     copy = rows.groupby(["arm", "seed", "doc_hash"]).cumcount()
     indexed = rows.assign(copy=copy).set_index(["doc_hash", "copy", "arm", "seed"])["value"]
-    return indexed.unstack(["arm", "seed"]).sort_index().sort_index(axis=1)
+    wide = indexed.unstack(["arm", "seed"]).sort_index().sort_index(axis=1)
+    columns = {(str(arm), int(seed)): place for place, (arm, seed) in enumerate(wide.columns)}
+    return Answers([str(document) for document, _ in wide.index], columns, wide.to_numpy(dtype=float) * unit)

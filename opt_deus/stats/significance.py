@@ -14,27 +14,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from statsmodels.stats.multitest import multipletests
 
 from opt_deus.stats.contrasts import Contrast, arms_of, contrasts_of
 from opt_deus.stats.crossed import crossed_difference
-from opt_deus.stats.estimates import Estimate, paired_t, seed_t, verdict
+from opt_deus.stats.estimates import Estimate, paired_t, seed_t
 from opt_deus.stats.items import RESAMPLES, macro_difference, mcnemar
-from opt_deus.stats.matching import PERPLEXITY_TASK, Scores, complete, differences, likelihoods, scores
+from opt_deus.stats.matching import PERPLEXITY_TASK, Answers, Scores, complete, differences, likelihoods, scores
+from opt_deus.stats.rows import EXPLORATORY, HEADLINE, MACRO, MARGIN, described, finished
 
-COLUMNS = (
-    "family contrast level task split metric n estimate ci_low ci_high test statistic p p_adjusted correction mde "
-    "equivalence_margin p_equivalence verdict"
-).split()
-MACRO = "macro"
 BASE_STAGE = "base"  # the unexpanded model's own scores: no stage of an arm
 LOG_PERPLEXITY = "log_perplexity"
 SPLITS = ("all", "select", "confirm")
-MARGIN = 0.5  # points of accuracy; half a percent of perplexity
-HEADLINE, EXPLORATORY = "headline", "exploratory"
-_CORRECTIONS = {HEADLINE: ("holm", "holm"), EXPLORATORY: ("fdr_bh", "benjamini-hochberg")}
 
-Answers = tuple[Scores, tuple[pd.DataFrame, pd.DataFrame] | None]  # of one stage and split: see matching.py
+StageAnswers = tuple[Scores, tuple[Answers, Answers] | None]  # scores and likelihoods of one stage and split
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ def stages_of(samples: pd.DataFrame) -> list[str]:
 
 
 def contrast_rows(
-    answers: Answers, contrast: Contrast, stage: str, split: str, metric: str, resamples: int = RESAMPLES
+    answers: StageAnswers, contrast: Contrast, stage: str, split: str, metric: str, resamples: int = RESAMPLES
 ) -> list[Row]:
     """The estimates of one contrast at one stage. Raises ValueError where arms answered different documents."""
     by_task, losses = answers
@@ -107,7 +99,7 @@ def contrast_rows(
 
 def _macro(by_task: Scores, contrast: Contrast, resamples: int) -> Iterator[tuple[str, Estimate, tuple[int, ...]]]:
     """Item, seed and item+seed level of the macro average."""
-    matched = [differences(frame, contrast.weights, task) for task, frame in by_task.items()]
+    matched = [differences(answers, contrast.weights, task) for task, answers in by_task.items()]
     if not any(seeds for _, seeds in matched):
         return
     for (_, seeds), task in zip(matched, by_task, strict=True):
@@ -121,8 +113,8 @@ def _macro(by_task: Scores, contrast: Contrast, resamples: int) -> Iterator[tupl
 
 def _per_task(by_task: Scores, contrast: Contrast) -> Iterator[tuple[str, Estimate, tuple[int, ...]]]:
     """Per task the paired t over documents of seed means, item+seed, and for two arms every seed's exact McNemar."""
-    for task, frame in by_task.items():
-        values, seeds = differences(frame, contrast.weights, task)
+    for task, answers in by_task.items():
+        values, seeds = differences(answers, contrast.weights, task)
         if not seeds:
             continue
         yield task, paired_t(values.mean(axis=0)), tuple(seeds)
@@ -131,21 +123,24 @@ def _per_task(by_task: Scores, contrast: Contrast) -> Iterator[tuple[str, Estima
             continue
         first, second = sorted(contrast.weights, key=contrast.weights.get, reverse=True)
         for seed in seeds:
-            answers = [complete(frame, arm, [seed], task)[0] > 0 for arm in (first, second)]
-            estimate = mcnemar(*answers)
+            right = [complete(answers, arm, [seed], task)[0] > 0 for arm in (first, second)]
+            estimate = mcnemar(*right)
             yield task, replace(estimate, test=f"{estimate.test}, seed {seed}"), (seed,)
 
 
-def _perplexity(frames: tuple | None, contrast: Contrast) -> Iterator[tuple[Estimate, tuple[int, ...]]]:
+def _perplexity(
+    answers: tuple[Answers, Answers] | None, contrast: Contrast
+) -> Iterator[tuple[Estimate, tuple[int, ...]]]:
     """Log perplexity, nats per token, first minus second (below 0: the first is better).
 
     A ratio of sums over documents, so its uncertainty comes from linearised values (Cochran 1977, chapter 6):
     r + (d - r t) / mean(t) with d a document's loss difference, t its tokens and r the ratio; their mean is r.
     """
-    if frames is None:
+    if answers is None:
         return
-    losses, tokens = -frames[0], frames[1]
-    values, seeds = differences(losses, contrast.weights, PERPLEXITY_TASK)
+    likelihood, tokens = answers
+    values, seeds = differences(likelihood, contrast.weights, PERPLEXITY_TASK)
+    values = -values
     if not seeds:
         return
     counts = np.concatenate([complete(tokens, arm, seeds, PERPLEXITY_TASK) for arm in contrast.weights])
@@ -162,42 +157,20 @@ def tabulate(rows: list[Row], last_stage: str | None, margin: float) -> pd.DataF
     """The rows as a frame, with corrections and verdicts. Contrasts before the last stage name their stage."""
     records = []
     for row in rows:
-        estimate, log_scale = row.estimate, row.metric == LOG_PERPLEXITY
-        this_margin = margin / 100 if log_scale else margin
         last = row.stage == last_stage
-        headline = row.contrast.headline and row.task == MACRO and row.split == "all" and last
+        headline = row.contrast.headline and row.task == MACRO and row.split == SPLITS[0] and last
         records.append(
             {
                 "family": HEADLINE if headline else EXPLORATORY,
                 "contrast": row.contrast.name if last else row.contrast.at(row.stage),
-                "level": estimate.level,
                 "task": row.task,
                 "split": row.split,
                 "metric": row.metric,
-                **{key: getattr(estimate, key) for key in "n estimate ci_low ci_high test statistic p mde".split()},
-                "equivalence_margin": this_margin,
-                "p_equivalence": estimate.p_equivalence(this_margin),
+                **described(row.estimate, margin / 100 if row.metric == LOG_PERPLEXITY else margin),
                 "stage": row.stage,
                 "kind": row.contrast.kind,
                 "factor": row.contrast.factor,
                 "num_seeds": len(row.seeds),
-                "seed_sd": estimate.components.get("seed_sd", math.nan),
-                "document_sd": estimate.components.get("document_sd", math.nan),
             }
         )
-    extra = "stage kind factor num_seeds seed_sd document_sd".split()
-    if not records:
-        return pd.DataFrame(columns=[*COLUMNS, *extra])
-    return _adjusted(pd.DataFrame(records))[[*COLUMNS, *extra]]
-
-
-def _adjusted(table: pd.DataFrame) -> pd.DataFrame:
-    """Adds p_adjusted, correction and verdict; rows without a p take no part."""
-    table["p_adjusted"] = math.nan
-    test = table["test"].str.replace(r", seed \d+$", "", regex=True)
-    for (family, _, _), group in table[table["p"].notna()].groupby(["family", "level", test]):
-        table.loc[group.index, "p_adjusted"] = multipletests(group["p"], method=_CORRECTIONS[family][0])[1]
-    table["correction"] = [_CORRECTIONS[family][1] for family in table["family"]]
-    pairs = zip(table["p_adjusted"], table["p_equivalence"], strict=True)
-    table["verdict"] = [verdict(p, equivalence) for p, equivalence in pairs]
-    return table
+    return finished(records, ["stage", "kind", "factor", "num_seeds", "seed_sd", "document_sd"])

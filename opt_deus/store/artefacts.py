@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,10 +54,8 @@ class Store:
         manifest = complete_manifest(folder, key)
         if manifest is None:
             return None
-        try:
+        with suppress(OSError):  # a store that may only be read serves as well
             os.utime(folder / MANIFEST)  # last use, which prune goes by
-        except OSError:
-            pass  # a store that may only be read serves as well
         return Artefact(folder, stage, manifest["hash"], True, manifest["details"])
 
     def get(

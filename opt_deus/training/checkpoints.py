@@ -20,8 +20,7 @@ from torch.utils.data import SequentialSampler
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from opt_deus.training.guards import write_tensors
-from opt_deus.training.run import Run
+from opt_deus.training.run import Run, load_tensors, write_tensors
 
 WEIGHTS = "trainable.safetensors"
 COMPLETE = "complete.json"
@@ -47,6 +46,8 @@ class Resumable:
         final = self.run.folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         part = final.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
+        if not _fits(self.run):
+            return
         part.mkdir(parents=True)
         write_tensors(self.run, part / WEIGHTS, {})
         self._save_optimizer_and_scheduler(str(part))
@@ -64,13 +65,13 @@ class Resumable:
         load_tensors(self.run, tensors)
 
 
-def load_tensors(run: Run, tensors: dict[str, torch.Tensor]) -> None:
-    """Copy stored tensors into the trainable parameters; the sets of names must be equal."""
-    if set(tensors) != set(run.trainable):
-        raise RuntimeError(f"{run.stage}: stored tensors do not match: {sorted(set(tensors) ^ set(run.trainable))[:3]}")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            run.trainable[name].copy_(tensor)
+def _fits(run: Run) -> bool:
+    """Weights and two moments must fit the disk. Without a resume point the training still goes on."""
+    needed = 3 * sum(parameter.numel() * 4 for parameter in run.trainable.values())
+    free = shutil.disk_usage(run.folder).free
+    if free < needed:
+        logger.warning("%s: no resume point: %.1f GB needed, %.1f GB free", run.stage, needed / 1e9, free / 1e9)
+    return free >= needed
 
 
 def mark_complete(folder: Path, run: Run) -> None:

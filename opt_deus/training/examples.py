@@ -1,9 +1,11 @@
-"""Documents and pairs -> training examples, in the order given. The order is the corpus' seeded one; nothing shuffles."""
+"""Documents and pairs -> training examples, in the order given, which is the corpus' seeded one; nothing shuffles."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,36 +40,37 @@ class PackedBlocks(torch.utils.data.Dataset):
         return {"input_ids": torch.from_numpy(self.blocks[index].astype(np.int64))}
 
 
-def packed_blocks(documents: Iterator[str], tokenizer: Any, num_tokens: int, block_size: int) -> PackedBlocks:
+def packed_blocks(documents: Iterable[str], tokenizer: Any, num_tokens: int, block_size: int) -> PackedBlocks:
     """Exactly num_tokens // block_size blocks: documents one after the other, an end-of-text token after each."""
     num_blocks = num_tokens // block_size
     if num_blocks < 1:
         raise ValueError(f"tokens={num_tokens} is less than one block; use at least block_size={block_size}")
+    documents = iter(documents)
     ids = np.empty(num_blocks * block_size, dtype=np.int32)
     separator, filled = end_of_text(tokenizer), 0
     if separator is None:
         raise ValueError("model: its tokenizer has no end-of-text token; set eos_token in tokenizer_config.json")
-    for texts in _chunks(documents, characters=lambda: 4 * (len(ids) - filled)):
-        for tokens in tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
+    while filled < len(ids):
+        texts = _next_texts(documents, min(CHARACTERS_PER_CALL, 4 * (len(ids) - filled)))
+        if not texts:
+            raise ValueError(f"tokens={num_tokens}: the documents hold only {filled} tokens; lower it or add text")
+        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        for tokens in encoded:
             piece = np.asarray([*tokens, separator][: len(ids) - filled], dtype=np.int32)
             ids[filled : filled + len(piece)] = piece
             filled += len(piece)
-        if filled == len(ids):
-            return PackedBlocks(ids.reshape(num_blocks, block_size))
-    raise ValueError(f"tokens={num_tokens}: the documents hold only {filled} tokens; lower the budget or add text")
+    return PackedBlocks(ids.reshape(num_blocks, block_size))
 
 
-def _chunks(documents: Iterator[str], characters: Any) -> Iterator[list[str]]:
-    """Lists of documents of about `characters()` characters each, as many as are still needed (the stream is endless)."""
+def _next_texts(documents: Iterator[str], characters: int) -> list[str]:
+    """Documents of about so many characters together: the stream may be endless and is read only as far as needed."""
     texts, size = [], 0
     for document in documents:
         texts.append(document)
-        size += len(document) + 4
-        if size >= min(CHARACTERS_PER_CALL, characters()):
-            yield texts
-            texts, size = [], 0
-    if texts:
-        yield texts
+        size += len(document)
+        if size >= characters:
+            break
+    return texts
 
 
 def pair_examples(
@@ -100,3 +103,20 @@ def pair_examples(
 def num_steps(cfg: TrainConfig, num_examples: int) -> int:
     """Optimizer steps of a stage: cfg.steps, otherwise one pass over the examples (the last batch may be smaller)."""
     return cfg.steps or math.ceil(math.ceil(num_examples / cfg.batch_size) / cfg.accumulation)
+
+
+def lengths(examples: Any, tokenizer: Any) -> np.ndarray:
+    """Tokens of every example."""
+    if isinstance(examples, PackedBlocks):
+        return np.full(len(examples), examples.blocks.shape[1])
+    if "prompt" in examples.column_names:
+        texts = [example["prompt"] + example["completion"] for example in examples]
+        return np.array([len(ids) + 1 for ids in tokenizer(texts, verbose=False)["input_ids"]])  # + end of text
+    return np.array([len(ids) for ids in examples["input_ids"]])
+
+
+def content(examples: Any) -> str:
+    """Hexadecimal SHA-256 of the examples and their order."""
+    if isinstance(examples, PackedBlocks):
+        return hashlib.sha256(examples.blocks.tobytes()).hexdigest()
+    return hashlib.sha256(json.dumps([dict(example) for example in examples]).encode()).hexdigest()

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import ProgressCallback, TrainerCallback
 
-from opt_deus.training.run import Run
+from opt_deus.training.run import Run, write_tensors
 
 WINDOW = 3  # one hard batch raises no alarm
 FACTOR, MARGIN = 3.0, 3.0  # diverged: each of the last WINDOW losses above FACTOR x first loss + MARGIN nats
@@ -93,7 +92,9 @@ class LogFile(TrainerCallback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.is_file():
             lines = [line for line in self.path.read_text().splitlines() if self._keep(line, state.global_step)]
-            self.path.write_text("".join(line + "\n" for line in lines))
+            part = self.path.with_suffix(".part")
+            part.write_text("".join(line + "\n" for line in lines))
+            part.replace(self.path)
         self.last = (state.global_step, time.perf_counter())
 
     def _keep(self, line: str, step: int) -> bool:
@@ -133,15 +134,8 @@ class LearningCurve(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         for fraction in self.due.get(state.global_step, []):
-            write_tensors(self.run, self.run.folder / f"curve-{fraction:g}.safetensors", {"step": str(state.global_step)})
-
-
-def write_tensors(run: Run, path: Path, metadata: dict[str, str]) -> None:
-    """The trainable tensors; the name appears only when the file is whole."""
-    part = path.with_suffix(".part")
-    tensors = {name: parameter.detach().cpu().contiguous() for name, parameter in run.trainable.items()}
-    save_file(tensors, part, metadata=metadata)
-    part.replace(path)
+            path = self.run.folder / f"curve-{fraction:g}.safetensors"
+            write_tensors(self.run, path, {"step": str(state.global_step)})
 
 
 class ResumePoints(TrainerCallback):
@@ -166,6 +160,10 @@ class ResumePoints(TrainerCallback):
 
 class Bar(ProgressCallback):
     """transformers' bar, with the loss in it instead of one printed line per step."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        self.training_bar.set_description(args.run_name)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         if self.training_bar is not None and logs and "loss" in logs:

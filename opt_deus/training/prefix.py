@@ -8,7 +8,6 @@ identical with and without them (tested bit by bit).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -21,7 +20,8 @@ import numpy as np
 import torch
 
 from opt_deus.config import TrainConfig
-from opt_deus.training.examples import PackedBlocks
+from opt_deus.training.examples import PackedBlocks, content
+from opt_deus.training.run import digest
 
 MIN_LAYERS = 4  # fewer frozen layers are not worth a file
 MAX_BYTES = 4 * 2**30
@@ -95,7 +95,7 @@ def frozen_layers(model: torch.nn.Module, trainable: Iterable[str]) -> int:
 
 
 def worth_it(model: torch.nn.Module, examples: Any, depth: int, cfg: TrainConfig, folder: Path) -> bool:
-    """cache_prefix: false; true (wherever possible); auto (enough layers, and it fits MAX_BYTES and half of the disk)."""
+    """cache_prefix: false; true (wherever possible); auto (enough layers, fits MAX_BYTES and half of the disk)."""
     choice = cfg.cache_prefix.lower()  # a YAML true arrives as "True"
     if choice == "false" or depth == 0 or not isinstance(examples, PackedBlocks):
         return False
@@ -132,11 +132,9 @@ def _identity(
     model: torch.nn.Module, examples: PackedBlocks, depth: int, batch_size: int, precision: str
 ) -> dict[str, Any]:
     """What decides the states: tokens, the weights below, arithmetic, and the batches in which they are computed."""
-    content = hashlib.sha256(examples.blocks.tobytes())
-    for tensor in (model.get_input_embeddings().weight, *model.model.layers[:depth].parameters()):
-        content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return {
-        "content": content.hexdigest(),
+        "tokens": content(examples),
+        "weights": digest([model.get_input_embeddings().weight, *model.model.layers[:depth].parameters()]),
         "shape": list(examples.blocks.shape),
         "depth": depth,
         "batch_size": batch_size,

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from opt_deus.config import ModelConfig, TrainConfig
 from opt_deus.models import new_model, train_tokenizer
-from opt_deus.training.examples import PackedBlocks, packed_blocks, token_budget
 from opt_deus.training.arithmetic import precision
+from opt_deus.training.examples import PackedBlocks, packed_blocks, token_budget
 from opt_deus.training.stage import train
 
 TOKENIZER_CHARACTERS = 10_000_000  # more text changes a small vocabulary hardly at all

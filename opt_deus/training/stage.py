@@ -5,41 +5,25 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import hashlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import datasets
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
-from trl import SFTConfig, SFTTrainer
+from transformers import Trainer, TrainerCallback, set_seed
 
 from opt_deus.config import TrainConfig
 from opt_deus.training import checkpoints, guards
-from opt_deus.training.examples import PackedBlocks, num_steps
+from opt_deus.training.examples import content, lengths
 from opt_deus.training.prefix import PrefixStates, frozen_layers, only_layers, worth_it
-from opt_deus.training.run import Run
+from opt_deus.training.run import Run, identity, load_tensors, write_tensors
+from opt_deus.training.trainers import attach, make_trainer
 
 TRAINED = "trained.safetensors"
-
-
-class BlockTrainer(checkpoints.Resumable, Trainer):
-    """Next-token prediction on packed blocks."""
-
-
-class PairTrainer(checkpoints.Resumable, SFTTrainer):
-    """Loss on the answer only."""
-
-    def _send_telemetry(self) -> None:
-        """trl calls home here; this project does not."""
 
 
 def train(
@@ -70,15 +54,15 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     chosen = choose(model, trainable)
     with _as_before(model, chosen):
-        run = Run(stage, cfg, folder, chosen, _lengths(examples, tokenizer), {})
-        run.identity = _identity(run, examples, seed, precision)
+        run = Run(stage, cfg, folder, chosen, lengths(examples, tokenizer))
+        run.identity = identity(run, content(examples), seed, precision)
         finished = _finished(run)
         if finished is not None:
             return finished
         set_seed(seed)
         with _from_first_trainable(model, examples, run, precision, device, prefix) as fed:
-            trainer = _trainer(model, tokenizer, fed, run, seed, precision, device)
-            _attach(trainer, run, log, callbacks)
+            trainer = make_trainer(model, tokenizer, fed, run, seed, precision, device)
+            attach(trainer, run, log, callbacks)
             resume = checkpoints.newest(run)
             run.started = time.perf_counter()
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -149,116 +133,6 @@ def _from_first_trainable(
         yield states
 
 
-def _lengths(examples: Any, tokenizer: Any) -> np.ndarray:
-    """Tokens of every example."""
-    if isinstance(examples, PackedBlocks):
-        return np.full(len(examples), examples.blocks.shape[1])
-    if "prompt" in examples.column_names:
-        texts = [prompt + completion for prompt, completion in zip(examples["prompt"], examples["completion"])]
-        return np.array([len(ids) + 1 for ids in tokenizer(texts, verbose=False)["input_ids"]])  # + end of text
-    return np.array([len(ids) for ids in examples["input_ids"]])
-
-
-def _identity(run: Run, examples: Any, seed: int, precision: str) -> dict[str, Any]:
-    """What makes a checkpoint this run's own; run-time knobs are left out."""
-    if isinstance(examples, PackedBlocks):
-        content = hashlib.sha256(examples.blocks.tobytes())
-    else:
-        content = hashlib.sha256(json.dumps([dict(example) for example in examples]).encode())
-    settings = {key: value for key, value in asdict(run.cfg).items() if key not in TrainConfig.RUNTIME}
-    names = hashlib.sha256("\n".join(run.trainable).encode())
-    return {
-        "stage": run.stage,
-        "seed": seed,
-        "precision": precision,
-        "settings": settings,
-        "examples": content.hexdigest(),
-        "trainable": names.hexdigest(),
-    }
-
-
-def _trainer(
-    model: torch.nn.Module, tokenizer: Any, examples: Any, run: Run, seed: int, precision: str, device: str
-) -> Trainer:
-    cfg, steps = run.cfg, num_steps(run.cfg, len(examples))
-    arguments = dict(
-        output_dir=str(run.folder),
-        run_name=run.stage,
-        max_steps=steps,
-        per_device_train_batch_size=cfg.batch_size,
-        gradient_accumulation_steps=cfg.accumulation,
-        learning_rate=cfg.lr,
-        lr_scheduler_type=cfg.schedule,
-        warmup_steps=int(cfg.warmup_ratio * steps),
-        weight_decay=cfg.weight_decay,
-        max_grad_norm=cfg.max_grad_norm,
-        bf16=precision == "bf16",
-        use_cpu=device == "cpu",
-        seed=seed,
-        logging_steps=1,
-        logging_nan_inf_filter=False,  # it would hide a NaN from the guard
-        save_strategy="no",  # guards.ResumePoints asks for saves
-        report_to="none",
-        disable_tqdm=not sys.stderr.isatty(),
-        dataloader_num_workers=0,
-        dataloader_pin_memory=device != "cpu",
-        activation_checkpointing=False,  # trl's default is on
-    )
-    if "prompt" in getattr(examples, "column_names", ()):
-        with _quiet_datasets(), _tokenizer_as_before(tokenizer):
-            sft = SFTConfig(max_length=cfg.block_size, completion_only_loss=True, **arguments)
-            return _single(PairTrainer(model, sft, train_dataset=examples, processing_class=tokenizer))
-    block = TrainingArguments(remove_unused_columns=False, **arguments)
-    return _single(BlockTrainer(model, block, train_dataset=examples, data_collator=collate))
-
-
-def _single(trainer: Trainer) -> Trainer:
-    trainer.args._n_gpu = min(trainer.args.n_gpu, 1)  # never DataParallel: it changes the batch size
-    return trainer
-
-
-def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Whole blocks: no padding and no mask, so that attention takes its causal fast path."""
-    batch = {name: torch.stack([torch.as_tensor(example[name]) for example in examples]) for name in examples[0]}
-    return {"labels": batch.get("input_ids"), **batch}
-
-
-@contextlib.contextmanager
-def _quiet_datasets() -> Iterator[None]:
-    """No bars for tokenising a few hundred pairs."""
-    shown = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not shown:
-            datasets.enable_progress_bars()
-
-
-@contextlib.contextmanager
-def _tokenizer_as_before(tokenizer: Any) -> Iterator[None]:
-    """trl sets pad_token; the caller's tokenizer keeps its own."""
-    pad = tokenizer.pad_token
-    try:
-        yield
-    finally:
-        tokenizer.pad_token = pad
-
-
-def _attach(trainer: Trainer, run: Run, log: Path | None, callbacks: Sequence[TrainerCallback]) -> None:
-    trainer.run = run
-    for shipped in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(shipped)
-    own = [guards.DivergenceGuard(run), guards.DeadLayerGuard(run), guards.ResumePoints(run)]
-    own.append(guards.LearningCurve(run, trainer.args.max_steps))
-    if log is not None:
-        own.append(guards.LogFile(run, Path(log)))
-    if not trainer.args.disable_tqdm:
-        own.append(guards.Bar())
-    for callback in [*own, *callbacks]:
-        trainer.add_callback(callback)
-
-
 def _finish(run: Run, trainer: Trainer) -> dict[str, Any]:
     """Check the weights, store them with the result, and drop the resume checkpoints."""
     broken = [name for name, parameter in run.trainable.items() if not bool(torch.isfinite(parameter).all())]
@@ -275,9 +149,8 @@ def _finish(run: Run, trainer: Trainer) -> dict[str, Any]:
         "final_loss": sum(last) / len(last),
         "trainable": sum(parameter.numel() for parameter in run.trainable.values()),
     }
-    guards.write_tensors(
-        run, run.folder / TRAINED, {"result": json.dumps(result), "identity": json.dumps(run.identity)}
-    )
+    metadata = {"result": json.dumps(result), "identity": json.dumps(run.identity)}
+    write_tensors(run, run.folder / TRAINED, metadata)
     checkpoints.remove_all(run.folder)
     return result
 
@@ -292,6 +165,6 @@ def _finished(run: Run) -> dict[str, Any] | None:
     if json.loads(metadata["identity"]) != run.identity:
         path.unlink()
         return None
-    checkpoints.load_tensors(run, load_file(path))
+    load_tensors(run, load_file(path))
     checkpoints.remove_all(run.folder)
     return json.loads(metadata["result"])

@@ -26,15 +26,24 @@ def solve_sinkhorn(cost: Tensor, epsilon: float, tolerance: float = 1e-4, max_it
     cost = cost.to(torch.float64)
     if not torch.isfinite(cost).all():
         raise ValueError("solve_sinkhorn: the cost holds values that are not finite; check the checkpoint's weights.")
-    lower, upper = cost.new_zeros(len(cost), 1), cost.new_zeros(1, cost.shape[1])
-    current = max(epsilon, (cost.max() - cost.min()).item() / 10)  # nothing underflows at exp(-10)
+    lower, upper = potentials(cost, epsilon, tolerance / 2, max_iterations)
+    return DensePlan((lower + upper).sub_(cost).div_(epsilon).exp_(), solver="sinkhorn")
+
+
+def potentials(cost: Tensor, epsilon: float, goal: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+    """Dual potentials (n, 1) and (1, m) at epsilon, near enough that the plan's marginal error (L1) is below goal.
+
+    cost: float64. The plan is exp((lower + upper - cost) / epsilon); after max_iterations it may miss the goal.
+    """
+    lower, upper = cost.min().expand(len(cost), 1), cost.new_zeros(1, cost.shape[1])
+    current = max(epsilon, (cost.max() - cost.min()).item() / 10)  # a kernel from 1 down to exp(-10) at the start
     left = max_iterations
     while current > epsilon:
-        lower, upper, used = _iterate(cost, lower, upper, current, _COARSE_GOAL, left)
+        lower, upper, used = _iterate(cost, lower, upper, current, max(goal, _COARSE_GOAL), left)
         left -= used
         current = max(epsilon, current * _RATIO)
-    lower, upper, _ = _iterate(cost, lower, upper, epsilon, tolerance / 2, left)
-    return DensePlan((lower + upper).sub_(cost).div_(epsilon).exp_(), solver="sinkhorn")
+    lower, upper, _ = _iterate(cost, lower, upper, epsilon, goal, left)
+    return lower, upper
 
 
 def _iterate(
