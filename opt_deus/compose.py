@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import re
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser

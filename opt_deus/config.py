@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 

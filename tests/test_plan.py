@@ -29,7 +29,7 @@ def test_inner_policies_choose_k_distinct_inner_gaps_or_refuse(n, k, name):
         return
     chosen = gaps(n, k, name)
     assert len(set(chosen)) == k and chosen == sorted(chosen)
-    assert 0 <= chosen[0] and chosen[-1] <= n - 2
+    assert chosen[0] >= 0 and chosen[-1] <= n - 2
     if name == "top":
         assert chosen[-1] == n - 2 and chosen[0] == n - 1 - k
     if name == "bottom":

@@ -16,7 +16,7 @@ from opt_deus.models.blocks import LLAMA
 
 HIDDEN, MLP, WIDTH = 64, 96, 8
 SHAPES = {"mha": Heads(8, 8, WIDTH), "gqa": Heads(8, 2, WIDTH), "mqa": Heads(8, 1, WIDTH)}
-ALL = {"value": "procrustes", "rotary": "rotation", "signs": True}
+ALL = {"within_head": "procrustes", "rotary": "planes", "signs": True}
 
 
 class Layer:
@@ -68,21 +68,19 @@ def rotation(generator: torch.Generator) -> torch.Tensor:
     return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
 
 
-def copy_by(
-    parents: Parents, seed: int, value: str = "identity", rotary: str = "identity", signs: bool = False
-) -> dict:
+def copy_by(parents: Parents, seed: int, within_head: str = "none", rotary: str = "none", signs: bool = False) -> dict:
     """The lower layer after a random symmetry of the kinds named."""
     generator = torch.Generator().manual_seed(seed)
     groups = range(parents.heads.num_kv)
     values = {
-        "identity": None,
+        "none": None,
         "permutation": [torch.eye(WIDTH).double()[torch.randperm(WIDTH, generator=generator)] for _ in groups],
         "procrustes": [orthogonal(generator) for _ in groups],
-    }[value]
+    }[within_head]
     symmetry = replace(
         random_symmetry(replace(parents, seed=seed)),
         value=None if values is None else torch.stack(values),
-        rotary=torch.stack([rotation(generator) for _ in groups]) if rotary == "rotation" else None,
+        rotary=torch.stack([rotation(generator) for _ in groups]) if rotary == "planes" else None,
         signs=torch.randint(0, 2, (MLP,), generator=generator).double() * 2 - 1 if signs else None,
     )
     return {weight.name: symmetry(weight, parents.pair(weight.name)[0]).float() for weight in parents.weights}
@@ -106,9 +104,9 @@ def test_symmetries_leave_the_function_unchanged(heads, biases):
     [
         {},
         {"down": False},
-        {"value": "permutation"},
-        {"value": "procrustes"},
-        {"rotary": "rotation"},
+        {"within_head": "permutation"},
+        {"within_head": "procrustes"},
+        {"rotary": "planes"},
         {"signs": True},
         ALL,
     ],
@@ -188,7 +186,7 @@ def test_structured_is_never_further_away_than_the_identity():
         return sum(((made[name] - upper[name]).double() ** 2).sum().item() for name in made)
 
     steps = [average.avg(inputs)[0], ot_structured(inputs)[0]]
-    steps += [ot_structured(inputs, value=value)[0] for value in ("permutation", "procrustes")]
+    steps += [ot_structured(inputs, within_head=kind)[0] for kind in ("permutation", "procrustes")]
     steps += [ot_structured(inputs, **ALL)[0]]
     far = [distance(made) for made in steps]
     assert all(later < earlier for earlier, later in zip(far, far[1:], strict=False)), far
@@ -197,9 +195,9 @@ def test_structured_is_never_further_away_than_the_identity():
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"value": "svd"}, "align.value=svd: .*procrustes"),
-        ({"rotary": "free"}, "align.rotary=free: .*rotation"),
-        ({"heads": False, "value": "procrustes"}, "align.heads=false"),
+        ({"within_head": "svd"}, "align.within_head=svd: .*procrustes"),
+        ({"rotary": "free"}, "align.rotary=free: .*planes"),
+        ({"heads": False, "within_head": "procrustes"}, "align.heads=false"),
     ],
 )
 def test_bad_knobs_are_refused(knobs, message):
@@ -213,7 +211,7 @@ def test_symmetries_that_an_architecture_lacks_are_refused():
     unsigned = replace(LLAMA, rotary=None, weights=tuple(replace(weight, signed=False) for weight in LLAMA.weights))
     inputs = replace(layer.parents(layer.random(1), layer.random(2)), block=unsigned)
     ot_structured(inputs)
-    for knobs, message in (({"rotary": "rotation"}, "align.rotary"), ({"signs": True}, "align.signs")):
+    for knobs, message in (({"rotary": "planes"}, "align.rotary"), ({"signs": True}, "align.signs")):
         with pytest.raises(ValueError, match=message):
             ot_structured(inputs, **knobs)
 

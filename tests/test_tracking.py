@@ -74,6 +74,7 @@ def test_three_offline_jobs_of_which_the_second_fails(tmp_path):
                     raise RuntimeError("this cell fails")
         except RuntimeError:
             assert job == 1
+    wandb.teardown()  # its service has written everything only when it has ended
     runs = [stored(tmp_path / str(job)) for job in range(3)]
     assert [run["name"] for run in runs] == ["cell-0", "cell-1", "cell-2"]
     assert {(run["group"], run["project"]) for run in runs} == {("sweep", "test")}

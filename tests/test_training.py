@@ -133,6 +133,7 @@ def test_optimizer_and_gradients_hold_only_what_trains_and_nothing_is_kept_below
     class Look(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
             seen["optimizer"] = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            seen["stage"] = args.run_name  # where trackers read it
             seen["gradients"] = {name for name, p in model.named_parameters() if p.grad is not None}
 
     model, inputs = tiny(), []
@@ -145,7 +146,7 @@ def test_optimizer_and_gradients_hold_only_what_trains_and_nothing_is_kept_below
     for hook in hooks:
         hook.remove()
     names = new_names(model)
-    assert seen["gradients"] == names
+    assert seen["gradients"] == names and seen["stage"] == "cpt"
     assert seen["optimizer"] == {id(p) for name, p in model.named_parameters() if name in names}
     assert inputs == [False, False, True]  # autograd starts at the first trainable layer
 

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from opt_deus.data.pydocs import Docstring
 
-MAX_SIGNATURE = 80  # characters
-MAX_ANSWER = 400
-PARAMETER = re.compile(
-    r"^(\w+) ?: ?[^\n]+\n((?: {2,}\S[^\n]*\n?)+)", re.MULTILINE
-)  # numpydoc: "name : type", indented text
+MAX_SIGNATURE = 80
+MAX_ANSWER = 240  # both in characters
+# numpydoc: "name : type", then the description, indented
+PARAMETER = re.compile(r"^(\w+) ?: ?[^\n]+\n((?: {2,}\S[^\n]*\n?)+)", re.MULTILINE)
 
 
 def summary(text: str) -> str:

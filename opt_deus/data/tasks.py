@@ -18,7 +18,6 @@ from opt_deus.data.corpus import content_hash, share
 from opt_deus.data.pairs import summary
 from opt_deus.data.pydocs import Docstring
 
-TASKS_VERSION = 1
 NUM_CHOICES = 4
 SUMMARY_CHARACTERS = (25, 80)  # 6 to 20 tokens
 SIGNATURE_CHARACTERS = 36

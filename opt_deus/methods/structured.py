@@ -16,8 +16,8 @@ from opt_deus.methods import Diagnostics, Layer, Parents, diagnose, mean_of, nor
 from opt_deus.methods.symmetry import Symmetry, random_symmetry
 from opt_deus.transport import check_plan, solve_exact
 
-VALUES = ("identity", "permutation", "procrustes")
-ROTARIES = ("identity", "rotation")
+WITHIN_HEAD = ("none", "permutation", "procrustes")
+ROTARIES = ("none", "planes")
 _ROUNDS = 20  # of the alternation between heads and turns, which settles in two or three
 
 
@@ -27,35 +27,37 @@ def ot_structured(
     down: bool = True,
     heads: bool = True,
     signs: bool = False,
-    value: str = "identity",
-    rotary: str = "identity",
+    within_head: str = "none",
+    rotary: str = "none",
 ) -> tuple[Layer, Diagnostics]:
     """The upper layer averaged with the lower one, relabelled to be as near to it as the chosen symmetries allow.
 
     mlp: one assignment for gate and up rows, and down columns with `down`; signs: of a neuron's up row and down column.
-    heads: KV groups, and query heads inside them, over q, k, v and o together. value: within a head, v rows and o
+    heads: KV groups, and query heads inside them, over q, k, v and o together. within_head: within a head, v rows and o
     columns by permutation or orthogonal map (procrustes). rotary: within a head, q and k by a rotation of every rotary
     frequency pair. Heads are matched by what remains after the alignment within them, or turned copies are mismatched.
     """
-    if value not in VALUES:
-        raise ValueError(f"align.value={value}: unknown; choose one of {', '.join(VALUES)}.")
+    if within_head not in WITHIN_HEAD:
+        raise ValueError(f"align.within_head={within_head}: unknown; choose one of {', '.join(WITHIN_HEAD)}.")
     if rotary not in ROTARIES:
         raise ValueError(f"align.rotary={rotary}: unknown; choose one of {', '.join(ROTARIES)}.")
-    if rotary == "rotation" and parents.block.rotary is None:
+    if rotary == "planes" and parents.block.rotary is None:
         raise ValueError(
-            f"align.rotary=rotation: turning a head changes the function of {parents.block.model_type}; use identity."
+            f"align.rotary=planes: turning a head changes the function of {parents.block.model_type}; use none."
         )
     if signs and not any(weight.signed for weight in parents.block.weights):
         raise ValueError(
             f"align.signs=true: {parents.block.model_type}'s neurons have no sign symmetry; set it to false."
         )
-    if not heads and (value != "identity" or rotary != "identity"):
-        raise ValueError(f"align.heads=false with align.value={value}, align.rotary={rotary}: set align.heads=true.")
+    if not heads and (within_head != "none" or rotary != "none"):
+        raise ValueError(
+            f"align.heads=false with align.within_head={within_head}, align.rotary={rotary}: set align.heads=true."
+        )
     found = {}
     if mlp:
         found |= _match_neurons(parents, down, signs)
     if heads:
-        found |= _match_heads(parents, value, rotary)
+        found |= _match_heads(parents, within_head, rotary)
     return average_relabelled(parents, Symmetry(parents.heads, **found), "structured")
 
 
@@ -94,7 +96,7 @@ def _match_neurons(parents: Parents, down: bool, signs: bool) -> dict[str, Tenso
     return {"neurons": partner, "signs": torch.where(chosen < 0, -1.0, 1.0).to(chosen.dtype)}
 
 
-def _match_heads(parents: Parents, value: str, rotary: str) -> dict[str, Tensor]:
+def _match_heads(parents: Parents, within_head: str, rotary: str) -> dict[str, Tensor]:
     """The best assignment of KV groups, given the best alignment inside every pair of them."""
     shape, per_group = parents.heads, parents.heads.per_group
     key, values = (_overlaps(parents, axis, shape.head_dim) for axis in ("key", "value"))
@@ -106,7 +108,7 @@ def _match_heads(parents: Parents, value: str, rotary: str) -> dict[str, Tensor]
     pairs = [
         [
             _match_group(
-                key[up, low], values[up, low], query[up, :, low], output[up, :, low], value, rotary, parents.where
+                key[up, low], values[up, low], query[up, :, low], output[up, :, low], within_head, rotary, parents.where
             )
             for low in range(shape.num_kv)
         ]
@@ -117,8 +119,8 @@ def _match_heads(parents: Parents, value: str, rotary: str) -> dict[str, Tensor]
     return {
         "groups": groups,
         "heads": torch.cat([low * per_group + pair.heads for low, pair in zip(groups.tolist(), chosen, strict=True)]),
-        "rotary": None if rotary == "identity" else torch.stack([pair.rotary for pair in chosen]),
-        "value": None if value == "identity" else torch.stack([pair.value for pair in chosen]),
+        "rotary": None if rotary == "none" else torch.stack([pair.rotary for pair in chosen]),
+        "value": None if within_head == "none" else torch.stack([pair.value for pair in chosen]),
     }
 
 
@@ -133,14 +135,14 @@ class _GroupMatch:
 
 
 def _match_group(
-    key: Tensor, values: Tensor, query: Tensor, output: Tensor, value: str, rotary: str, where: str
+    key: Tensor, values: Tensor, query: Tensor, output: Tensor, within_head: str, rotary: str, where: str
 ) -> _GroupMatch:
     """Alternates between the heads' assignment and the turns inside the heads, each the best given the other.
 
     key, values (width, width); query, output (heads, heads, width, width). Starts from the turns that k and v alone
     ask for: of a turned copy they are already right.
     """
-    turn_qk, turn_vo = _best_turn(key, rotary), _best_turn(values, value)
+    turn_qk, turn_vo = _best_turn(key, rotary), _best_turn(values, within_head)
     places = torch.arange(len(query), device=query.device)
     heads = None
     for _ in range(_ROUNDS):
@@ -149,7 +151,7 @@ def _match_group(
         if previous is not None and torch.equal(previous, heads):
             break
         all_qk, all_vo = key + query[places, heads].sum(0), values + output[places, heads].sum(0)
-        turn_qk, turn_vo = _best_turn(all_qk, rotary), _best_turn(all_vo, value)
+        turn_qk, turn_vo = _best_turn(all_qk, rotary), _best_turn(all_vo, within_head)
     overlap = (all_qk * turn_qk).sum() + (all_vo * turn_vo).sum()
     return _GroupMatch(overlap.item(), heads, turn_qk, turn_vo)
 
@@ -162,7 +164,7 @@ def _best_turn(overlap: Tensor, kind: str) -> Tensor:
     turn = torch.eye(len(overlap), dtype=overlap.dtype, device=overlap.device)
     if kind == "permutation":
         return turn[_assign(overlap, "a head")]
-    if kind == "rotation":
+    if kind == "planes":
         first = torch.arange(len(overlap) // 2, device=overlap.device)
         second = first + len(first)
         angle = torch.atan2(

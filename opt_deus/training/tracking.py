@@ -101,7 +101,13 @@ def _start(
                 mode="online" if logged_in() and not offline else "offline",
                 reinit="finish_previous",
                 settings=wandb.Settings(
-                    console="off", disable_git=True, disable_code=True, silent=True, init_timeout=START_SECONDS
+                    console="off",
+                    disable_git=True,
+                    disable_code=True,
+                    silent=True,
+                    init_timeout=START_SECONDS,
+                    x_disable_stats=True,  # training needs the cores
+                    x_save_requirements=False,
                 ),
             )
     except Exception as error:
