@@ -1,4 +1,4 @@
-"""From a command line to checked cells: Hydra composes, everything is typed and refused here, before any weight is loaded."""
+"""From a command line to checked cells: Hydra composes; everything is typed and refused before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from opt_deus import config as vocabulary
-from opt_deus.config import FACTORS, NO_NEW_CONTENT, AlignConfig, Cell, Meaningless, is_runtime, nearest
+from opt_deus import checking
+from opt_deus.checking import FACTORS, Meaningless, is_runtime, nearest
+from opt_deus.config import NO_NEW_CONTENT, AlignConfig, Cell
 from opt_deus.naming import cell_folder
 
 ROOT = Path(__file__).resolve().parent
@@ -47,7 +48,7 @@ def compose_jobs(overrides: list[str], multirun: bool, name: str, config_dir: st
 
 
 def expand_sweep(overrides: list[str], search: list[str]) -> list[list[str]]:
-    """Every combination of a sweep, in Hydra's own order; an experiment's sweep parameters come first, the command line wins."""
+    """Every combination of a sweep, in Hydra's own order; an experiment's parameters come first, the user's win."""
     parsed = _parse(overrides)
     fixed = [each.input_line for each in parsed if not each.is_sweep_override()]
     params = _composed(search + fixed).hydra.sweeper.params or {}
@@ -73,8 +74,8 @@ def _parse(overrides: list[str]) -> list[Override]:
     except HydraException as error:
         bad = next((each for each in overrides if each in str(error)), "")
         raise ValueError(
-            f"{bad or 'override'}: cannot be read ({_first_line(error)}). Write key=value; quote a value that holds '=' "
-            "or ',' as 'key=\"a=b\"'."
+            f"{bad or 'override'}: cannot be read ({_first_line(error)}). Write key=value; quote a value that holds "
+            "'=' or ',' as 'key=\"a=b\"'."
         ) from None
 
 
@@ -87,7 +88,9 @@ def _composed(overrides: list[str]) -> DictConfig:
 
 def _explain(overrides: list[str], error: Exception) -> str:
     """One message for a command line that Hydra refused: the wrong word and the nearest right one."""
-    groups = {folder.name: [file.stem for file in folder.glob("*.yaml")] for folder in CONF.iterdir() if folder.is_dir()}
+    groups = {
+        folder.name: [file.stem for file in folder.glob("*.yaml")] for folder in CONF.iterdir() if folder.is_dir()
+    }
     valid_groups = []
     for each in _parse(overrides):
         key, value = each.key_or_group, str(each.value())
@@ -123,7 +126,7 @@ def _job(config: DictConfig, overrides: list[str], name: str) -> Job:
     cell = to_cell(config, overrides, name)
     reason = None
     try:
-        vocabulary.check(cell)
+        checking.check(cell)
     except Meaningless as error:
         reason = str(error)
     return Job(overrides, cell, cell_folder(cell), reason)
@@ -139,7 +142,9 @@ def to_cell(config: DictConfig, overrides: list[str], name: str | None = None) -
         plain["zero_init"] = False
     plain["align"] = _with_knobs(plain["align"])
     plain["reference"] = _reference(plain["update_match"])
-    plain["overrides"] = {key: value for key, value in typed_overrides.items() if key not in FACTORS and not is_runtime(key)}
+    plain["overrides"] = {
+        key: value for key, value in typed_overrides.items() if key not in FACTORS and not is_runtime(key)
+    }
     hints = get_type_hints(Cell)
     unknown = sorted(set(plain) - set(hints))
     if unknown:

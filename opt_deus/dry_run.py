@@ -37,7 +37,9 @@ def describe(jobs: list[Job], multirun: bool) -> str:
     for job in running:
         arms.setdefault(job.folder.replace(f"-seed{job.cell.seed}", ""), job.cell)
     first = running[0].cell
-    lines = [f"{len(running)} cells in {len(arms)} arms; {len(jobs) - len(running)} skipped; folder multirun_reports/{first.name}"]
+    lines = [
+        f"{len(running)} cells in {len(arms)} arms, {len(jobs) - len(running)} skipped: multirun_reports/{first.name}"
+    ]
     lines += [f"  skipped {job.folder}: {job.skipped}" for job in jobs if job.skipped]
     for arm, cell in arms.items():
         lines += ["", *_arm(arm, cell)]
@@ -53,18 +55,26 @@ def _arm(arm: str, cell: Cell) -> list[str]:
     lines = [
         f"{arm}: {cell.model.name}, {plan.base_layers} -> {plan.layers} layers, "
         f"{base['total']:,} -> {counts['total']:,} parameters",
-        f"  new layers at output indices {_listed(plan.inserted)}; parents {_listed([tuple(each) for each in plan.parents])}",
+        f"  new layers at output indices {_listed(plan.inserted)}; "
+        f"parents {_listed([tuple(each) for each in plan.parents])}",
         f"  made by {cell.align.name} {cell.align.knobs or ''}".rstrip()
         + (f", {'zeroed outputs' if cell.zero_init else 'outputs kept'}" if cell.align.make else ""),
         f"  {'stage':<6}{'what trains':<34}{'parameters':>16}{'tokens':>14}{'lr':>10}{'TFLOP':>14}",
     ]
     for budget in budgets(cell, plan, shape):
         lr = getattr(cell, budget.stage).lr
-        lines.append(f"  {budget.stage:<6}{budget.what:<34}{budget.trained:>16,}{budget.tokens:>14,}{lr:>10.0e}"
-                     f"{budget.flops / 1e12:>14,.1f}")
-    lines.append(f"  eval   {', '.join(cell.eval.tasks)} ({cell.eval.limit or 'all'} documents each) at base, "
-                 f"{', '.join(cell.eval.stages)}; held-out perplexity on about {cell.eval.perplexity_tokens:,} tokens")
-    lines.append(f"  memory in training about {_memory(cell, plan, shape) / 1e9:.1f} GB; disk {stored_bytes(cell) / 1e9:.2f} GB a cell")
+        lines.append(
+            f"  {budget.stage:<6}{budget.what:<34}{budget.trained:>16,}{budget.tokens:>14,}{lr:>10.0e}"
+            f"{budget.flops / 1e12:>14,.1f}"
+        )
+    lines.append(
+        f"  eval   {', '.join(cell.eval.tasks)} ({cell.eval.limit or 'all'} documents each) at base, "
+        f"{', '.join(cell.eval.stages)}; held-out perplexity on about {cell.eval.perplexity_tokens:,} tokens"
+    )
+    lines.append(
+        f"  memory in training about {_memory(cell, plan, shape) / 1e9:.1f} GB; "
+        f"disk {stored_bytes(cell) / 1e9:.2f} GB a cell"
+    )
     return lines
 
 
@@ -116,6 +126,10 @@ def _cost(cells: list[Cell]) -> list[str]:
     for cell in cells:
         shape = models.shape(cell.model)
         flops += sum(budget.flops for budget in budgets(cell, plan_of(cell, shape["num_hidden_layers"]), shape))
-    lines = [f"training of all cells: {flops / 1e15:,.3f} PFLOP, disk up to {sum(map(stored_bytes, cells)) / 1e9:.1f} GB"]
-    lines += [f"  about {flops / rate / 3600:,.2f} hours at {rate / 1e12:g} TFLOP/s: {where}" for where, rate in RATES.items()]
+    lines = [
+        f"training of all cells: {flops / 1e15:,.3f} PFLOP, disk up to {sum(map(stored_bytes, cells)) / 1e9:.1f} GB"
+    ]
+    lines += [
+        f"  about {flops / rate / 3600:,.2f} hours at {rate / 1e12:g} TFLOP/s: {where}" for where, rate in RATES.items()
+    ]
     return [*lines, "  evaluation, expansion and loading come on top"]

@@ -1,4 +1,4 @@
-"""python -m opt_deus.expand model=... align=... position=... zero_init=... out=DIR: one deeper checkpoint, nothing else."""
+"""python -m opt_deus.expand model=... align=... position=... out=DIR: one deeper checkpoint, nothing else."""
 
 from __future__ import annotations
 

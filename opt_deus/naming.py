@@ -1,4 +1,4 @@
-"""Readable folder names for cells (contract, Files): <align>-<zero|nozero>-<position>-seed<k> and a suffix per further key."""
+"""Readable folder names of cells (contract, Files): <align>-<zero|nozero>-<position>-seed<k>, then further keys."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def insert_after(num_layers: int, gaps: list[int]) -> Plan:
 
 
 def solar(num_layers: int, num_new: int) -> Plan:
-    """SOLAR (arXiv 2312.15166): the first floor((n+k)/2) layers, then the last ceil((n+k)/2); the second copies are new."""
+    """SOLAR (arXiv 2312.15166): the first floor((n+k)/2) layers, then the last ceil((n+k)/2); second copies are new."""
     if not 0 < num_new <= num_layers:
         raise ValueError(
             f"num_new_layers={num_new}: align=solar repeats layers of the base once, so choose 1 to {num_layers}."
@@ -111,9 +111,7 @@ def _explicit(n: int, num_new: int | None, after: list[int] | None, two_parents:
     if len(set(after)) != len(after):
         raise ValueError(f"position.after={after}: a gap is named twice; name each gap once.")
     if num_new is not None and num_new != len(after):
-        raise ValueError(
-            f"num_new_layers={num_new}: position.after names {len(after)} gaps; leave num_new_layers out or make them equal."
-        )
+        raise ValueError(f"num_new_layers={num_new}: position.after names {len(after)} gaps; leave num_new_layers out.")
     return sorted(after)
 
 
@@ -148,6 +146,6 @@ def _fraction(inner: int, k: int, start: float | None, stop: float | None) -> li
     window = [gap for gap in range(inner) if start <= (gap + 1) / (inner + 1) <= stop]
     if k > len(window):
         raise ValueError(
-            f"num_new_layers={k}: the window [{start}, {stop}] holds {len(window)} inner gaps; widen it or add fewer layers."
+            f"num_new_layers={k}: the window [{start}, {stop}] holds {len(window)} inner gaps; widen it or add fewer."
         )
     return [window[math.floor((j + 0.5) * len(window) / k)] for j in range(k)]

@@ -1,4 +1,4 @@
-"""Refusals that need more than the configuration: plans that do not fit, missing files, folders that cannot be written, no space.
+"""Refusals beyond the configuration: plans that do not fit, missing files, folders that cannot be written, no space.
 
 Loads no weight and imports no torch; a whole sweep is checked before its first cell runs.
 """
@@ -67,7 +67,7 @@ def _check_space(cells: list[Cell]) -> None:
     free = shutil.disk_usage(disk).free
     if need > free and not root.exists():
         raise ValueError(
-            f"store.root={cells[0].store.root}: the grid may need {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+            f"store.root={cells[0].store.root}: the grid may need {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
             "free some space or choose another folder."
         )
 

@@ -1,6 +1,6 @@
 """python -m opt_deus.run: one cell, or with -m a grid and its report (contract, Commands).
 
-All cells are composed and checked before Hydra is handed anything; the report and the exit code come after its launcher.
+All cells are composed and checked before Hydra gets anything; report and exit code come after its launcher.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _read_sweep(sweep: Path) -> dict:
 
 
 def _print_status(folder: Path, record: dict, asked: dict) -> None:
-    """"[5/12] ok avg-zero-top-seed1, 96 s; 0 failed; about 11 min left"."""
+    """ "[5/12] ok avg-zero-top-seed1, 96 s; 0 failed; about 11 min left"."""
     from opt_deus.pipeline import read_record
 
     records = [read_record(folder.parent / cell) for cell in asked["cells"]]
@@ -155,7 +155,9 @@ def _print_status(folder: Path, record: dict, asked: dict) -> None:
     minutes = (time.time() - asked["started"]) / max(1, len(started)) * left / 60
     line = f"[{len(started)}/{len(asked['cells'])}] {record['status']} {folder.name}"
     if record["status"] == "ok":
-        line += f", {record['provenance']['seconds']:.0f} s ({len(record['artefacts']['reused'])} stages from the store)"
+        line += (
+            f", {record['provenance']['seconds']:.0f} s ({len(record['artefacts']['reused'])} stages from the store)"
+        )
     elif record["reason"]:
         line += f": {record['reason'].splitlines()[0]}"
     print(f"{line}; {failed} failed; about {minutes:.0f} min left" if left else f"{line}; {failed} failed", flush=True)
@@ -171,7 +173,10 @@ def _summary(sweep: Path, jobs: list[Job]) -> int:
 
     records = {job.folder: read_record(sweep / "cells" / job.folder) for job in jobs}
     bad = {folder: record for folder, record in records.items() if record is None or record["status"] == "failed"}
-    counts = {status: sum(bool(each) and each["status"] == status for each in records.values()) for status in ("ok", "skipped")}
+    counts = {
+        status: sum(bool(each) and each["status"] == status for each in records.values())
+        for status in ("ok", "skipped")
+    }
     print(f"{counts['ok']} ok, {counts['skipped']} skipped, {len(bad)} failed; report: {sweep / 'report.md'}")
     for folder, record in bad.items():
         reason = record["reason"].splitlines()[0] if record else "left no record"

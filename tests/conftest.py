@@ -35,7 +35,9 @@ class CommandLine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, entry: str, *arguments: str, timeout: float = 600, **environment: str) -> subprocess.CompletedProcess:
+    def __call__(
+        self, entry: str, *arguments: str, timeout: float = 600, **environment: str
+    ) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", f"opt_deus.{entry}", *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=self.environment(environment), capture_output=True, text=True, timeout=timeout
@@ -44,7 +46,11 @@ class CommandLine:
     def start(self, entry: str, *arguments: str, **environment: str) -> subprocess.Popen:
         command = [sys.executable, "-m", f"opt_deus.{entry}", *arguments]
         return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment(environment), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            cwd=self.folder,
+            env=self.environment(environment),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
     @staticmethod

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from opt_deus.checking import Meaningless
 from opt_deus.compose import compose_jobs
-from opt_deus.config import Meaningless
 
 
 def jobs(*overrides, multirun=True, name="stamp"):
@@ -25,13 +25,17 @@ def test_the_default_grid_is_twelve_cells_with_the_contracts_names():
 
 
 def test_further_keys_become_readable_suffixes_and_run_time_keys_do_not():
-    assert folders("num_new_layers=8", "norm_match=true", "cpt.lr=3e-4") == ["ot-zero-top-seed0-cpt.lr3e-4-normmatch-k8"]
-    assert folders("model=tiny", "device=cpu", "offline=true", "name=x", "store.root=/tmp/s") == ["ot-zero-top-seed0-tiny"]
+    assert folders("num_new_layers=8", "norm_match=true", "cpt.lr=3e-4") == [
+        "ot-zero-top-seed0-cpt.lr3e-4-normmatch-k8"
+    ]
+    assert folders("model=tiny", "device=cpu", "offline=true", "name=x", "store.root=/tmp/s") == [
+        "ot-zero-top-seed0-tiny"
+    ]
     assert folders("position=explicit", "position.after=[1,3]") == ["ot-zero-explicit-seed0-position.after1+3"]
 
 
 def test_different_values_never_share_a_folder_and_no_name_holds_an_equals_sign():
-    names = folders("model=path", "'model.path=\"/data/a=b\",\"/data/a_b\",\"/data/a/b\"'".strip("'"))
+    names = folders("model=path", '\'model.path="/data/a=b","/data/a_b","/data/a/b"\''.strip("'"))
     assert len(set(names)) == 3
     assert all("=" not in name and "/" not in name for name in names)
 

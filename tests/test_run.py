@@ -49,8 +49,22 @@ def test_the_grid_leaves_every_record_and_file_of_the_contract(grid):
     for file in ("report.md", "report.html", "significance.csv", "significance.tex", "effects.csv", "samples.parquet"):
         assert (sweep / file).stat().st_size > 0, file
     samples = pandas.read_parquet(sweep / "samples.parquet")
-    assert list(samples.columns) == ["cell", "arm", "align", "zero_init", "position", "seed", "overrides", "stage", "task",
-                                     "split", "doc_id", "doc_hash", "metric", "value"]
+    assert list(samples.columns) == [
+        "cell",
+        "arm",
+        "align",
+        "zero_init",
+        "position",
+        "seed",
+        "overrides",
+        "stage",
+        "task",
+        "split",
+        "doc_id",
+        "doc_hash",
+        "metric",
+        "value",
+    ]
     assert set(samples["cell"]) == set(records)
     assert "[8/8]" in first.stdout and "0 failed" in first.stdout
 
@@ -72,7 +86,9 @@ def test_the_same_command_again_does_nothing_and_says_the_same(grid):
     again = line("run", *arguments)
     assert again.returncode == 0, again.stderr[-2000:]
     after = line.records("grid")
-    assert {name: same(record) for name, record in after.items()} == {name: same(record) for name, record in before.items()}
+    assert {name: same(record) for name, record in after.items()} == {
+        name: same(record) for name, record in before.items()
+    }
     for record in after.values():
         assert {"expand", "cpt", "sft"} <= set(record["artefacts"]["reused"])
 
@@ -97,7 +113,9 @@ def test_damage_is_repaired_and_only_damage(grid):
     trained.write_bytes(content)
     assert line("run", *arguments).returncode == 0
     after = line.records("grid")
-    assert {name: same(record) for name, record in after.items()} == {name: same(record) for name, record in before.items()}
+    assert {name: same(record) for name, record in after.items()} == {
+        name: same(record) for name, record in before.items()
+    }
     rebuilt = [name for name, record in after.items() if "cpt" not in record["artefacts"]["reused"]]
     assert rebuilt == ["ot-nozero-top-seed1"]
 
@@ -119,8 +137,12 @@ def test_skipped_cells_are_recorded_and_the_exit_code_stays_0(command):
     run = command("run", "-m", *DEBUG, "name=crossed", "align=solar,none", "zero_init=true,false", "sft.tokens=null")
     assert run.returncode == 0, run.stderr[-2000:]
     statuses = {name: record["status"] for name, record in command.records("crossed").items()}
-    assert statuses == {"solar-zero-top-seed0-sft.tokensnull": "skipped", "solar-nozero-top-seed0-sft.tokensnull": "ok",
-                        "none-zero-top-seed0-sft.tokensnull": "skipped", "none-nozero-top-seed0-sft.tokensnull": "ok"}
+    assert statuses == {
+        "solar-zero-top-seed0-sft.tokensnull": "skipped",
+        "solar-nozero-top-seed0-sft.tokensnull": "ok",
+        "none-zero-top-seed0-sft.tokensnull": "skipped",
+        "none-nozero-top-seed0-sft.tokensnull": "ok",
+    }
     base = command.records("crossed")["none-nozero-top-seed0-sft.tokensnull"]
     assert base["perplexity"]["initial"] == pytest.approx(base["perplexity"]["base"])
     assert base["plan"]["inserted"] == [] and base["sft"] is None
@@ -189,11 +211,29 @@ def test_a_sweep_name_that_is_a_file_and_a_store_that_cannot_be_written_are_refu
 
 
 def test_update_match_gives_the_reference_methods_update(command):
-    run = command("run", "-m", *DEBUG, "name=matched", "align=half,avg", "zero_init=false", "update_match=avg", "cpt.tokens=null",
-                  "sft.tokens=null", "eval.stages=[]")
+    run = command(
+        "run",
+        "-m",
+        *DEBUG,
+        "name=matched",
+        "align=half,avg",
+        "zero_init=false",
+        "update_match=avg",
+        "cpt.tokens=null",
+        "sft.tokens=null",
+        "eval.stages=[]",
+    )
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
-    plain = command("run", *DEBUG, "name=plain", "align=avg", "zero_init=false", "cpt.tokens=null", "sft.tokens=null",
-                    "eval.stages=[]")
+    plain = command(
+        "run",
+        *DEBUG,
+        "name=plain",
+        "align=avg",
+        "zero_init=false",
+        "cpt.tokens=null",
+        "sft.tokens=null",
+        "eval.stages=[]",
+    )
     assert plain.returncode == 0
     records = {record["cell"]["align"]: record for record in command.records("matched").values()}
     (avg,) = command.records("plain").values()

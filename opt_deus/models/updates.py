@@ -17,7 +17,7 @@ LARGEST_FACTOR = 1e4
 
 @dataclass(frozen=True)
 class Stream:
-    """Residual states between two base layers: states (blocks, tokens, hidden); kept marks positions that are no sinks."""
+    """Residual states after a base layer: states (blocks, tokens, hidden); kept marks positions that are no sinks."""
 
     states: Tensor
     kept: Tensor

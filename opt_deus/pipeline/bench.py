@@ -1,4 +1,7 @@
-"""What one cell works on. Everything is opened when it is first needed: a cell whose stages are all in the store loads no weight."""
+"""What one cell works on.
+
+Everything is opened when it is first needed: a cell whose stages are all in the store loads no weight.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class State:
     """
 
     key: str
-    made: tuple[tuple[int, Path | int], ...] = ()  # output index -> file of the made layer, or the base layer copied (SOLAR)
+    made: tuple[tuple[int, Path | int], ...] = ()  # output index -> its file, or the base layer copied (SOLAR)
     zero_init: bool = False
     trained: Path | None = None
 

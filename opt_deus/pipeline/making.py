@@ -1,4 +1,4 @@
-"""Makes new layers and keeps each in the store, so that one solution serves all seeds, both zero-init arms and every position."""
+"""Makes new layers and keeps each in the store: one solution serves all seeds, both zero-init arms, every position."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Makers:
             reference = self._made(self.cell.reference, lower, upper)
             with_text = {"reference": reference.hash, "text": self.bench.corpus.fingerprint}
             plain = made
-            made = self._derived(plain, "update_match", with_text, lambda: self._update_matched(plain, reference, lower))
+            made = self._derived(
+                plain, "update_match", with_text, lambda: self._update_matched(plain, reference, lower)
+            )
         return made
 
     def _made(self, align: AlignConfig, lower: int, upper: int | None) -> Artefact:

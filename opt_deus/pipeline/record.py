@@ -59,7 +59,8 @@ def _provenance() -> dict[str, Any]:
     return {
         "git": _git(),
         "versions": {name: version(name) for name in LIBRARIES},
-        "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {os.cpu_count()} cores",
+        "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -70,8 +71,12 @@ def _git() -> str | None:
     here = Path(__file__).resolve().parent
     try:
         commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "--", ":/opt_deus", ":/conf"],
-                                 capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            ["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "--", ":/opt_deus", ":/conf"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
@@ -127,8 +132,22 @@ def write_samples(folder: Path, record: dict[str, Any], rows: dict[str, pandas.D
             "stage": stage,
         }
         frames.append(frame.assign(**factors))
-    columns = ["cell", "arm", "align", "zero_init", "position", "seed", "overrides", "stage", "task", "split", "doc_id",
-               "doc_hash", "metric", "value"]
+    columns = [
+        "cell",
+        "arm",
+        "align",
+        "zero_init",
+        "position",
+        "seed",
+        "overrides",
+        "stage",
+        "task",
+        "split",
+        "doc_id",
+        "doc_hash",
+        "metric",
+        "value",
+    ]
     aside = folder / (SAMPLES + ".part")
     pandas.concat(frames)[columns].to_parquet(aside, index=False)
     aside.replace(folder / SAMPLES)

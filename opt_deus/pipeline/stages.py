@@ -52,7 +52,7 @@ def expand(bench: Bench) -> tuple[Artefact, State]:
 
 
 def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> tuple[Artefact, State] | None:
-    """Continual pre-training ("cpt") or supervised fine-tuning ("sft") from a state; None where the stage has no budget."""
+    """Continual pre-training ("cpt") or supervised fine-tuning ("sft") from a state; None without a budget."""
     cell = bench.cell
     settings = getattr(cell, stage)
     if settings.tokens is None and settings.steps is None:

@@ -1,0 +1,182 @@
+"""What can be refused from the configuration alone: one message with key, value and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import Any
+
+from opt_deus.config import NO_NEW_CONTENT, AlignConfig, Cell, TrainConfig
+
+
+class Meaningless(ValueError):
+    """A combination that means nothing: skipped with its reason in a grid that crosses it, refused alone."""
+
+
+RUNTIME_KEYS = (
+    "name",
+    "device",
+    "dry_run",
+    "offline",
+    "fail_fast",
+    "tracker",
+    "store",
+    "cpt.save_steps",
+    "cpt.save_minutes",
+    "cpt.cache_prefix",
+    "sft.save_steps",
+    "sft.save_minutes",
+    "sft.cache_prefix",
+)
+FACTORS = ("align", "zero_init", "position", "seed")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": ("auto", "float32", "bfloat16"),
+    "eval.dtype": ("float32", "bfloat16"),
+    "cpt.trainable": ("new", "all"),
+    "sft.trainable": ("new", "all"),
+    "cpt.cache_prefix": ("auto", "true", "false"),
+    "sft.cache_prefix": ("auto", "true", "false"),
+}
+STAGES = ("initial", "cpt", "cpt_checkpoints", "sft")
+
+
+def is_runtime(key: str) -> bool:
+    """True for a key that cannot change a result; such keys enter neither folder names nor hashes."""
+    return any(key == known or key.startswith(known + ".") for known in RUNTIME_KEYS)
+
+
+def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
+    """The end of a refusal: the nearest known word, or all of them."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"nearest: {close[0]!r}" if close else f"choose one of: {', '.join(sorted(known))}"
+
+
+def check(cell: Cell) -> None:
+    """Everything that can be refused from the configuration alone.
+
+    Raises ValueError with key, value and remedy; Meaningless where a grid should skip the cell instead.
+    """
+    _check_name(cell.name)
+    if cell.seed < 0:
+        raise ValueError(f"seed={cell.seed}: a seed is 0 or larger.")
+    for key, known in CHOICES.items():
+        value = _lookup(cell, key)
+        if value is not None and str(value).lower() not in known:
+            raise ValueError(f"{key}={value}: unknown; {nearest(str(value), known)}.")
+    if cell.device != "auto" and cell.device.split(":")[0] not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device={cell.device}: choose auto, cpu, cuda, cuda:N or mps.")
+    for stage in ("cpt", "sft"):
+        _check_training(stage, getattr(cell, stage))
+    _check_evaluation(cell)
+    _check_knobs(cell.align)
+    _check_combination(cell)
+
+
+def _lookup(cell: Cell, key: str) -> Any:
+    value: Any = cell
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _check_name(name: str) -> None:
+    allowed = name and all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in name)
+    if not allowed or name.strip(".") == "" or len(name) > 120:
+        raise ValueError(
+            f"name={name!r}: the sweep's name becomes a folder; use 1 to 120 letters, digits, '.', '_' or '-', "
+            "e.g. name=review."
+        )
+
+
+def _positive(key: str, value: float | int | None, *, zero: bool = False) -> None:
+    if value is None:
+        return
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{key}={value}: must be a finite number {'>= 0' if zero else '> 0'}.")
+
+
+def _check_training(stage: str, train: TrainConfig) -> None:
+    for key in (
+        "tokens",
+        "steps",
+        "block_size",
+        "batch_size",
+        "accumulation",
+        "lr",
+        "max_grad_norm",
+        "save_steps",
+        "save_minutes",
+    ):
+        _positive(f"{stage}.{key}", getattr(train, key))
+    _positive(f"{stage}.weight_decay", train.weight_decay, zero=True)
+    if not 0 <= train.warmup_ratio < 1:
+        raise ValueError(f"{stage}.warmup_ratio={train.warmup_ratio}: a share of the steps, 0 <= ratio < 1.")
+    for fraction in train.checkpoints:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"{stage}.checkpoints={train.checkpoints}: fractions of the run, 0 < fraction <= 1.")
+    step = train.block_size * train.batch_size * train.accumulation
+    if train.steps is None and train.tokens is not None and train.tokens < step:
+        raise ValueError(
+            f"{stage}.tokens={train.tokens}: one step takes {step} tokens (block_size x batch_size x accumulation); "
+            "give at least that many or lower the sizes."
+        )
+
+
+def _check_evaluation(cell: Cell) -> None:
+    for key in ("batch_size", "max_length", "perplexity_tokens", "perplexity_length", "limit"):
+        _positive(f"eval.{key}", getattr(cell.eval, key))
+    for stage in cell.eval.stages:
+        if stage not in STAGES:
+            raise ValueError(f"eval.stages={cell.eval.stages}: {stage!r} is no stage; {nearest(stage, STAGES)}.")
+    if "cpt_checkpoints" in cell.eval.stages and not cell.cpt.checkpoints:
+        raise ValueError(
+            "eval.stages names cpt_checkpoints but cpt.checkpoints=[] keeps none; "
+            "set e.g. cpt.checkpoints=[0.2,0.4,0.6,0.8]."
+        )
+    if not 0 < cell.data.held_out_fraction < 1:
+        raise ValueError(f"data.held_out_fraction={cell.data.held_out_fraction}: a share between 0 and 1.")
+
+
+KNOBS: dict[str, tuple[Any, ...]] = {
+    "solver": ("sinkhorn", "exact", "unbalanced", "partial"),
+    "flow": ("tmf", "release", "none"),
+    "cost": ("euclidean", "sqeuclidean", "cosine"),
+    "epsilon_scale": ("absolute", "max", "median", "mean"),
+    "within_head": ("none", "permutation", "procrustes"),
+    "rotary": ("none", "planes"),
+    "norms": ("half", "average", "layer0", "neighbours"),
+}
+
+
+def _check_knobs(align: AlignConfig) -> None:
+    """Knobs shared by several methods; a method's own YAML gives the defaults and so the types."""
+    for knob, value in align.knobs.items():
+        if knob in KNOBS and str(value) not in KNOBS[knob]:
+            raise ValueError(f"align.{knob}={value}: unknown; {nearest(str(value), KNOBS[knob])}.")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            _positive(f"align.{knob}", value)
+
+
+def _check_combination(cell: Cell) -> None:
+    align = cell.align.name
+    if align in NO_NEW_CONTENT:
+        for key, value in (
+            ("zero_init", cell.zero_init),
+            ("norm_match", cell.norm_match),
+            ("update_match", cell.update_match),
+        ):
+            if value:
+                raise Meaningless(
+                    f"{key}={str(value).lower()} means nothing with align={align}: it makes no new weights."
+                )
+    if align == "none" and cell.num_new_layers:
+        raise Meaningless(f"num_new_layers={cell.num_new_layers} means nothing with align=none, the base itself.")
+    if cell.num_new_layers is not None and cell.num_new_layers < 0:
+        raise ValueError(f"num_new_layers={cell.num_new_layers}: 1 or more; left out: half the base's layers.")
+    if cell.num_new_layers == 0 and align != "none":
+        raise ValueError(f"num_new_layers=0 with align={align}: give 1 or more, or align=none for the base itself.")
+    if cell.zero_init and cell.update_match is not None:
+        raise Meaningless(f"update_match={cell.update_match} means nothing with zero_init=true: no update, no norm.")
+    for stage in ("cpt", "sft"):
+        if align == "none" and getattr(cell, stage).trainable == "new":
+            raise Meaningless(f"{stage}.trainable=new means nothing with align=none, which adds no layer.")
