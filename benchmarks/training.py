@@ -21,9 +21,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from opt_deus.config import TrainConfig
+from opt_deus.store import Store
+from opt_deus.store import Store
 from opt_deus.training import PackedBlocks, PrefixStates, precision, train
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -40,7 +43,7 @@ def smollm2_shaped(layers: int) -> LlamaForCausalLM:
 
 
 def plain_trainer(model: LlamaForCausalLM, blocks: PackedBlocks, cfg: TrainConfig, names: set[str], bf16: bool) -> None:
-    """What one would write by hand: freeze, Trainer, train."""
+    """What one would write by hand: freeze, Trainer, train, store what was trained."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
     with tempfile.TemporaryDirectory() as folder:
@@ -51,8 +54,10 @@ def plain_trainer(model: LlamaForCausalLM, blocks: PackedBlocks, cfg: TrainConfi
         )
         examples = [{"input_ids": block["input_ids"], "labels": block["input_ids"]} for block in blocks]
         Trainer(model, arguments, train_dataset=examples).train()
-    for wrapped in ("forward", "_original_forward"):  # autocast, which accelerate leaves on the model
-        model.__dict__.pop(wrapped, None)
+        trained = {name: parameter.detach() for name, parameter in model.named_parameters() if name in names}
+        save_file(trained, Path(folder) / "trained.safetensors")
+    for left in ("forward", "_original_forward", "_is_accelerate_prepared"):  # or the next run has no autocast
+        model.__dict__.pop(left, None)
 
 
 def ours(model, blocks, cfg, names, arithmetic, prefix: PrefixStates | None = None) -> None:
@@ -77,7 +82,8 @@ def main() -> None:
     size = (chosen.steps * cfg.batch_size, cfg.block_size)
     blocks = PackedBlocks(np.random.default_rng(0).integers(0, 49152, size, dtype=np.int32))
     with tempfile.TemporaryDirectory() as folder:
-        stored = PrefixStates(Path(folder))
+        store = Store(folder)
+        stored = PrefixStates(lambda identity, fill: store.get("prefix", identity, fill).path, store.root)
         variants: dict[str, Callable[[], None]] = {
             "plain Trainer": lambda: plain_trainer(model, blocks, cfg, names, chosen.precision == "bf16"),
             "train()": lambda: ours(model, blocks, cfg, names, chosen.precision),

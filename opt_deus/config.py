@@ -96,7 +96,7 @@ class EvalConfig:
     batch_size: int = 16
     max_length: int = 512
     dtype: str = "float32"
-    perplexity_tokens: int = 6000  # held-out tokens, in whole documents
+    perplexity_tokens: int = 5000  # held-out tokens, in whole documents
     perplexity_length: int = 256  # a longer document is cut here
     metric: str = "acc"  # metric of the macro average
 

@@ -20,6 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 from opt_deus.config import TrainConfig
+from opt_deus.store import Store
+from opt_deus.store import Store
 from opt_deus.training import (
     PackedBlocks,
     TrainingDiverged,
@@ -125,6 +127,25 @@ def test_frozen_tensors_are_bit_identical_and_the_model_is_given_back_as_it_was(
     twin.load_state_dict(model.state_dict())
     assert torch.equal(model(ids).logits, twin(ids).logits)  # no autocast is left behind
     assert_equal(load_file(tmp_path / "trained.safetensors"), {name: after[name] for name in changed})
+
+
+@pytest.mark.parametrize("kind", ["cpt", "sft"])
+def test_a_second_stage_on_the_same_model_computes_as_the_first_did(tmp_path, tokenizer, kind):
+    """accelerate marks a model as prepared and then leaves autocast out; what trl adds must go, too."""
+    model, seen = tiny(), []
+    attributes = model.__dict__.keys() - {"generation_config"}
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda module, given, made: seen.append(made.dtype))
+    pairs_or_blocks = pair_examples(pairs(), tokenizer, 1, 64, num_examples=4) if kind == "sft" else blocks(4)
+    results = []
+    for name in ("first", "second"):
+        model.load_state_dict(weights)
+        arguments = dict(cfg=settings(block_size=64), tokenizer=tokenizer, stage=kind, precision="bf16")
+        results.append(untimed(run(model, tmp_path / name, pairs_or_blocks, **arguments)) | {"weights": state(model)})
+        assert model.__dict__.keys() - {"generation_config"} == attributes
+    assert set(seen) == {torch.bfloat16}
+    assert_equal(results[0].pop("weights"), results[1].pop("weights"))
+    assert results[0] == results[1]
 
 
 def test_optimizer_and_gradients_hold_only_what_trains_and_nothing_is_kept_below(tmp_path):
@@ -357,32 +378,57 @@ def test_one_hard_batch_raises_no_alarm_but_an_explosion_does(tmp_path, losses, 
 # States below the first trainable layer
 
 
+def in_store(root: Path) -> tuple[PrefixStates, list[Path]]:
+    """Prefix states kept in a store, and the folders that were filled."""
+    filled: list[Path] = []
+
+    def keep(identity, fill):
+        return Store(root).get("prefix", identity, lambda folder: filled.append(folder) or fill(folder)).path
+
+    return PrefixStates(keep, root), filled
+
+
+def stored_prefix(folder: Path, filled: list | None = None) -> PrefixStates:
+    """PrefixStates in a real store; `filled` takes the identities that had to be computed."""
+    store = Store(folder)
+
+    def keep(identity, fill):
+        artefact = store.get("prefix", identity, fill)
+        if filled is not None and not artefact.reused:
+            filled.append(identity)
+        return artefact.path
+
+    return PrefixStates(keep, folder)
+
+
 @pytest.mark.parametrize("arithmetic", ["fp32", "bf16"])
-def test_prefix_states_change_no_bit_of_losses_and_weights(tmp_path, arithmetic, monkeypatch):
+def test_prefix_states_change_no_bit_of_losses_and_weights(tmp_path, arithmetic):
     cfg = settings(cache_prefix="true", steps=5)
     plain, first, second = tiny(), tiny(), tiny(zeroed=True)
     run(plain, tmp_path / "plain", cfg=cfg, precision=arithmetic, log=tmp_path / "plain.jsonl")
-    prefix = PrefixStates(tmp_path / "prefix")
+    filled: list = []
+    prefix = stored_prefix(tmp_path / "prefix", filled)
     run(first, tmp_path / "first", cfg=cfg, precision=arithmetic, log=tmp_path / "first.jsonl", prefix=prefix)
     losses = [[json.loads(line)["loss"] for line in (tmp_path / f"{n}.jsonl").open()] for n in ("plain", "first")]
     assert losses[0] == losses[1]
     assert_equal(state(plain), state(first))
     assert len(first.model.layers) == 3 and isinstance(first.model.norm, type(plain.model.norm))
-    monkeypatch.setattr(PrefixStates, "_write", lambda *a: pytest.fail("computed twice"))
     run(second, tmp_path / "second", cfg=cfg, precision=arithmetic, prefix=prefix)  # another arm shares them
+    assert len(filled) == 1
     whole = tiny(zeroed=True)
     run(whole, tmp_path / "whole", cfg=cfg, precision=arithmetic)
     assert_equal(state(second), state(whole))
 
 
 def test_prefix_states_of_other_weights_or_precision_are_not_used(tmp_path):
-    prefix, cfg = PrefixStates(tmp_path / "prefix"), settings(cache_prefix="true")
+    prefix, cfg = stored_prefix(tmp_path / "prefix"), settings(cache_prefix="true")
     run(tiny(9), tmp_path / "other", cfg=cfg, prefix=prefix)
     for arithmetic in ("fp32", "bf16"):
         model, plain = tiny(), tiny()
         run(model, tmp_path / f"cached-{arithmetic}", cfg=cfg, precision=arithmetic, prefix=prefix)
         run(plain, tmp_path / f"plain-{arithmetic}", cfg=cfg, precision=arithmetic)
         assert_equal(state(model), state(plain))
+    assert len(filled) == 3
 
 
 def test_where_prefix_states_are_used(tmp_path):

@@ -23,6 +23,7 @@ _LATE = {
         "apply_delta",
     ),
     "inspection": ("self_check",),
+    "lower": ("LowerStates", "can_start_higher", "only_layers"),
     "fresh": ("new_model", "train_tokenizer", "end_of_text"),
     "card": ("model_card",),
 }

@@ -66,7 +66,7 @@ class _Cell:
 
     def run(self) -> None:
         self._identify()
-        base = State(self.bench.base.fingerprint)
+        base = State(self.bench.base.fingerprint, shared=stages.lowest_new(self.bench))
         self._evaluate("base", base)
         initial = self._expand()
         self._evaluate("initial", initial)

@@ -25,13 +25,14 @@ from opt_deus.store import Store
 class State:
     """A model at one moment: the base, its made layers, and the tensors that training changed.
 
-    key identifies the weights: equal keys, equal weights.
+    key identifies the weights: equal keys, equal weights. shared: how many of the lowest layers are still the base's.
     """
 
     key: str
     made: tuple[tuple[int, Path | int], ...] = ()  # output index -> its file, or the base layer copied (SOLAR)
     zero_init: bool = False
     trained: Path | None = None
+    shared: int = 0
 
 
 class Bench:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from tqdm import tqdm
 
 from opt_deus import evaluation, models, training
 from opt_deus.config import NO_NEW_CONTENT, training_key
+from opt_deus.models import lower
 from opt_deus.pipeline.bench import Bench, State
 from opt_deus.pipeline.making import MADE, Makers
 from opt_deus.store import Artefact
@@ -48,7 +52,12 @@ def expand(bench: Bench) -> tuple[Artefact, State]:
         }
 
     artefact = bench.store.get("expand", key, build)
-    return artefact, State(artefact.hash, made, cell.zero_init)
+    return artefact, State(artefact.hash, made, cell.zero_init, shared=lowest_new(bench))
+
+
+def lowest_new(bench: Bench) -> int:
+    """How many layers lie below the first new one."""
+    return min(bench.plan.inserted, default=bench.plan.layers)
 
 
 def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> tuple[Artefact, State] | None:
@@ -83,13 +92,17 @@ def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> t
             log=folder / LOG,
             stage=stage,
             callbacks=callbacks,
+            prefix=training.PrefixStates(
+                lambda identity, fill: bench.store.get("prefix", identity, fill).path, bench.store.root
+            ),
         )
         trained.append(model)
         return details
 
     trained: list[Any] = []
     artefact = bench.store.get(stage, key, build, resumable=True)
-    state = State(artefact.hash, start.made, start.zero_init, artefact.path / TRAINED)
+    shared = start.shared if trainable == "new" else 0
+    state = State(artefact.hash, start.made, start.zero_init, artefact.path / TRAINED, shared)
     if trained:
         bench.hold(state, trained[0])
     return artefact, state
@@ -112,7 +125,7 @@ def checkpoint_states(artefact: Artefact, end: State) -> dict[str, State]:
     for file in sorted(artefact.path.glob("curve-*.safetensors")):
         fraction = file.stem.removeprefix("curve-")
         if float(fraction) < 1:
-            states[f"{artefact.stage}-{fraction}"] = State(f"{end.key}@{fraction}", end.made, end.zero_init, file)
+            states[f"{artefact.stage}-{fraction}"] = replace(end, key=f"{end.key}@{fraction}", trained=file)
     return states
 
 
@@ -129,9 +142,26 @@ def evaluate(bench: Bench, state: State, *, benchmarks: bool) -> tuple[Artefact,
 
     def build(folder: Path) -> dict[str, Any]:
         run = evaluation.evaluate if benchmarks else evaluation.heldout
-        rows = run(bench.model(state), bench.tokenizer, cell.eval, bench.corpus, device=bench.device)
+        with _lower_states(bench, state, {"eval": key["eval"], "benchmarks": benchmarks}):
+            rows = run(bench.model(state), bench.tokenizer, cell.eval, bench.corpus, device=bench.device)
         rows.to_parquet(folder / ROWS, index=False)
         return {"rows": len(rows)}
 
     artefact = bench.store.get("eval", key, build)
     return artefact, pandas.read_parquet(artefact.path / ROWS)
+
+
+@contextlib.contextmanager
+def _lower_states(bench: Bench, state: State, what: dict[str, Any]) -> Iterator[None]:
+    """Evaluation from the states below the first new layer, which all cells share, where that pays."""
+    model = bench.model(state)
+    if state.shared < lower.MIN_LAYERS or not lower.can_start_higher(model.config):
+        yield
+        return
+    key = {**what, "base": bench.base.fingerprint, "depth": state.shared, "device": bench.device}
+    known = bench.store.find("states", key)
+    states = lower.LowerStates(state.shared, known.path if known else None)
+    with states.under(model):
+        yield
+    if states.grown:
+        bench.store.get("states", key, states.save)

@@ -7,11 +7,8 @@ identical with and without them (tested bit by bit).
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,43 +17,42 @@ import numpy as np
 import torch
 
 from opt_deus.config import TrainConfig
+from opt_deus.models.lower import MIN_LAYERS, can_start_higher, only_layers
 from opt_deus.training.examples import PackedBlocks, content
 from opt_deus.training.run import digest
 
-MIN_LAYERS = 4  # fewer frozen layers are not worth a file
 MAX_BYTES = 4 * 2**30
-STATES, IDENTITY = "states.npy", "prefix.json"
+STATES = "states.npy"
+
+
+Keep = Callable[[dict[str, Any], Callable[[Path], None]], Path]  # identity, how to fill a folder -> the complete folder
 
 
 @dataclass(frozen=True)
 class PrefixStates:
-    """A folder for the states of one (base, training text, block and batch size, precision): read, or filled first."""
+    """States of one (base, training text, block and batch size, precision) in a folder that `keep` gives or has filled.
 
-    folder: Path
+    keep: the caller's store. root: where that lies, to see whether the states fit.
+    """
+
+    keep: Keep
+    root: Path
 
     def open(
         self, model: torch.nn.Module, examples: PackedBlocks, depth: int, batch_size: int, precision: str
     ) -> PrefixBlocks:
-        """The states that enter layer `depth`, computed here unless the folder holds exactly these."""
-        identity = _identity(model, examples, depth, batch_size, precision)
-        path = self.folder / IDENTITY
-        if not path.is_file() or json.loads(path.read_text()) != identity:
-            self._write(model, examples, depth, batch_size, precision)
-            _replace(path, json.dumps(identity).encode())
-        return PrefixBlocks(np.load(self.folder / STATES, mmap_mode="r"), examples.blocks)
+        """The states that enter layer `depth`, computed here unless they are kept already."""
 
-    def _write(
-        self, model: torch.nn.Module, examples: PackedBlocks, depth: int, batch_size: int, precision: str
-    ) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / f"{STATES}.{os.getpid()}.part"
-        shape = (*examples.blocks.shape, model.config.hidden_size)
-        states = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
-        for start in range(0, len(examples), batch_size):
-            ids = torch.from_numpy(examples.blocks[start : start + batch_size].astype(np.int64)).to(model.device)
-            states[start : start + batch_size] = _lower(model, ids, depth, precision).cpu().numpy()
-        states.flush()
-        part.replace(self.folder / STATES)  # a concurrent writer writes the same bytes
+        def fill(folder: Path) -> None:
+            shape = (*examples.blocks.shape, model.config.hidden_size)
+            states = np.lib.format.open_memmap(folder / STATES, mode="w+", dtype=np.float32, shape=shape)
+            for start in range(0, len(examples), batch_size):
+                ids = torch.from_numpy(examples.blocks[start : start + batch_size].astype(np.int64)).to(model.device)
+                states[start : start + batch_size] = _lower(model, ids, depth, precision).cpu().numpy()
+            states.flush()
+
+        folder = self.keep(_identity(model, examples, depth, batch_size, precision), fill)
+        return PrefixBlocks(np.load(folder / STATES, mmap_mode="r"), examples.blocks)
 
 
 @dataclass(frozen=True)
@@ -75,15 +71,9 @@ class PrefixBlocks(torch.utils.data.Dataset):
 
 
 def frozen_layers(model: torch.nn.Module, trainable: Iterable[str]) -> int:
-    """Layers below the first trainable one; 0 where the states below are not fixed or the architecture is unknown.
-
-    Only a decoder that hands its input embeddings unchanged to its first layer can start higher up, and only where
-    all layers are of one kind: Llama (and Mistral, Qwen2, Qwen3 without sliding windows). Gemma scales them.
-    """
-    config, trainable = model.config, set(trainable)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    known = config.model_type in ("llama", "mistral", "qwen2", "qwen3")
-    if not known or len(kinds) > 1 or getattr(config, "attention_dropout", 0):
+    """Layers below the first trainable one; 0 where the states below are not fixed or the architecture is unknown."""
+    trainable = set(trainable)
+    if not can_start_higher(model.config):
         return 0
     if any(id(parameter) == id(model.get_input_embeddings().weight) and name in trainable
            for name, parameter in model.named_parameters()):
@@ -106,25 +96,11 @@ def worth_it(model: torch.nn.Module, examples: Any, depth: int, cfg: TrainConfig
     return depth >= MIN_LAYERS and size <= min(MAX_BYTES, shutil.disk_usage(existing).free // 2)
 
 
-@contextlib.contextmanager
-def only_layers(model: torch.nn.Module, chosen: slice, norm: bool = True) -> Iterator[None]:
-    """The model runs these layers alone (and leaves out the final norm); afterwards it is whole again."""
-    decoder = model.model
-    layers, final_norm = decoder.layers, decoder.norm
-    try:
-        decoder.layers = layers[chosen]
-        if not norm:
-            decoder.norm = torch.nn.Identity()
-        yield
-    finally:
-        decoder.layers, decoder.norm = layers, final_norm
-
-
 @torch.no_grad()
 def _lower(model: torch.nn.Module, ids: torch.Tensor, depth: int, precision: str) -> torch.Tensor:
     """States that enter layer `depth`, float32, shape (batch, length, hidden)."""
     autocast = torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-    with only_layers(model, slice(0, depth), norm=False), autocast:
+    with only_layers(model.model, slice(0, depth), norm=False), autocast:
         return model.model(input_ids=ids, use_cache=False).last_hidden_state.float()
 
 
@@ -141,9 +117,3 @@ def _identity(
         "precision": precision,
         "device": model.device.type,
     }
-
-
-def _replace(path: Path, content: bytes) -> None:
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_bytes(content)
-    part.replace(path)

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, set_seed
 
 from opt_deus.config import TrainConfig
+from opt_deus.models.lower import only_layers
 from opt_deus.training import checkpoints, guards
 from opt_deus.training.examples import content, lengths
-from opt_deus.training.prefix import PrefixStates, frozen_layers, only_layers, worth_it
+from opt_deus.training.prefix import PrefixStates, frozen_layers, worth_it
 from opt_deus.training.run import Run, identity, load_tensors, write_tensors
 from opt_deus.training.trainers import attach, make_trainer
 
@@ -92,13 +93,14 @@ def choose(model: torch.nn.Module, trainable: set[str] | str) -> dict[str, torch
 def _as_before(model: torch.nn.Module, chosen: dict[str, torch.nn.Parameter]) -> Iterator[None]:
     """Freeze all but `chosen`; afterwards give the model back as it was but for its weights.
 
-    accelerate wraps `forward` in autocast and trl in its fused head, both on the instance; left there, a later
-    float32 evaluation would run in bfloat16.
+    accelerate wraps `forward` in autocast and trl in its fused head, on the instance: left there, a later float32
+    evaluation would run in bfloat16. accelerate also marks the model as prepared: left there, the next stage on the
+    same model would silently run without autocast. So every attribute that they add goes.
     """
+    attributes = dict(model.__dict__)
     flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
     was_training, config = model.training, copy.deepcopy(model.config)
     generation = copy.deepcopy(getattr(model, "generation_config", None))
-    patched = {name: model.__dict__.get(name) for name in ("forward", "_original_forward")}
     wanted = {id(parameter) for parameter in chosen.values()}
     try:
         for parameter in flags:
@@ -108,10 +110,9 @@ def _as_before(model: torch.nn.Module, chosen: dict[str, torch.nn.Parameter]) ->
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)
             parameter.grad = None
-        for name, value in patched.items():
-            model.__dict__.pop(name, None)
-            if value is not None:
-                model.__dict__[name] = value
+        for name in model.__dict__.keys() - attributes.keys():
+            del model.__dict__[name]
+        model.__dict__.update(attributes)
         model.config.__dict__.update(config.__dict__)
         model.generation_config = generation
         model.train(was_training)
@@ -124,12 +125,12 @@ def _from_first_trainable(
 ) -> Iterator[Any]:
     """The examples; as stored states, with the model cut to the layers above, where that pays."""
     depth = frozen_layers(model, run.trainable) if prefix is not None else 0
-    if prefix is None or not worth_it(model, examples, depth, run.cfg, prefix.folder):
+    if prefix is None or not worth_it(model, examples, depth, run.cfg, prefix.root):
         yield examples
         return
     model.to(device)
     states = prefix.open(model, examples, depth, run.cfg.batch_size, precision)
-    with only_layers(model, slice(depth, None)):
+    with only_layers(model.model, slice(depth, None)):
         yield states
 
 
