@@ -26,7 +26,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from opt_deus.config import TrainConfig
 from opt_deus.store import Store
-from opt_deus.store import Store
 from opt_deus.training import PackedBlocks, PrefixStates, precision, train
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
