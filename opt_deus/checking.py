@@ -63,8 +63,10 @@ def check(cell: Cell) -> None:
         value = _lookup(cell, key)
         if value is not None and str(value).lower() not in known:
             raise ValueError(f"{key}={value}: unknown; {nearest(str(value), known)}.")
-    if cell.device != "auto" and cell.device.split(":")[0] not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"device={cell.device}: choose auto, cpu, cuda, cuda:N or mps.")
+    if cell.device not in ("auto", "cpu", "cuda", "cuda:0"):
+        raise ValueError(
+            f"device={cell.device}: choose auto, cpu or cuda (another GPU: CUDA_VISIBLE_DEVICES=N device=cuda)."
+        )
     for stage in ("cpt", "sft"):
         _check_training(stage, getattr(cell, stage))
     _check_evaluation(cell)

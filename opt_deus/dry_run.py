@@ -89,7 +89,7 @@ def budgets(cell: Cell, plan: Plan, shape: dict) -> list[Budget]:
     found = []
     for stage in ("cpt", "sft"):
         train: TrainConfig = getattr(cell, stage)
-        tokens = _tokens(train)
+        tokens = _tokens(train, stage)
         if not tokens:
             continue
         everything = (train.trainable or ("all" if cell.align.make is None else "new")) == "all"
@@ -103,11 +103,12 @@ def budgets(cell: Cell, plan: Plan, shape: dict) -> list[Budget]:
     return found
 
 
-def _tokens(train: TrainConfig) -> int:
-    step = train.block_size * train.batch_size * train.accumulation
+def _tokens(train: TrainConfig, stage: str) -> int:
+    """Whole blocks in pre-training, whole pairs in fine-tuning (so at least the budget there)."""
     if train.steps is not None:
-        return train.steps * step
-    return (train.tokens or 0) // step * step
+        return train.steps * train.block_size * train.batch_size * train.accumulation
+    tokens = train.tokens or 0
+    return tokens if stage == "sft" else tokens // train.block_size * train.block_size
 
 
 def _memory(cell: Cell, plan: Plan, shape: dict) -> float:

@@ -12,6 +12,7 @@ def plan_of(cell: Cell, num_layers: int) -> plan.Plan:
         return plan.Plan(num_layers, tuple(plan.Slot(layer) for layer in range(num_layers)))
     if cell.align.name == "solar":
         return plan.solar(num_layers, num_layers // 2 if cell.num_new_layers is None else cell.num_new_layers)
-    two_parents = cell.align.parents in ("both", "upper")
+    makers = [align for align in (cell.align, cell.reference) if align is not None]
+    two_parents = any(align.parents in ("both", "upper") for align in makers)
     gaps = plan.positions(num_layers, cell.num_new_layers, cell.position, two_parents)
     return plan.insert_after(num_layers, gaps)

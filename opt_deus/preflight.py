@@ -78,5 +78,6 @@ def stored_bytes(cell: Cell) -> int:
     layers = plan_of(cell, shape["num_hidden_layers"]).layers
     base, total = (models.parameter_counts(shape, count)["total"] for count in (None, layers))
     trained = total if cell.align.make is None else total - base
-    kept = len(cell.cpt.checkpoints) + sum(getattr(cell, stage).tokens is not None for stage in ("cpt", "sft"))
+    budgets = [train.tokens if train.steps is None else train.steps for train in (cell.cpt, cell.sft)]
+    kept = len(cell.cpt.checkpoints) + sum(budget is not None for budget in budgets)
     return trained * BYTES * kept

@@ -161,14 +161,13 @@ def test_long_and_shared_contexts(model, tokenizer):
     """A sequence takes few choices, and what does not fit goes lm-eval's way, with the same numbers."""
     asked = requests(model, tokenizer, choices=11)
     assert sorted({len(one.requests) for one in packing.pack(asked)}) == [3, 8]
-    autocast = torch.autocast("cpu", enabled=False)
     scorer = scoring._Scorer(
         pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=24, softmax_dtype="float32"
     )
-    assert 0 < len(scorer._packed(asked, autocast)) < len(packing.pack(asked))
+    assert 0 < len(scorer._packed(asked)) < len(packing.pack(asked))
     for (value, _), (_, context, continuation) in zip(scorer._loglikelihood_tokens(asked), asked, strict=True):
         assert value == pytest.approx(naive(model, context, continuation), abs=1e-4)
-    assert scorer._packed([(None, *rest) for _, *rest in asked], autocast) == []
+    assert scorer._packed([(None, *rest) for _, *rest in asked]) == []
 
 
 def test_packed_sequence_is_shorter():
@@ -185,9 +184,9 @@ def test_a_model_that_ignores_the_mask_is_not_packed(rows, model, tokenizer, cor
         return honest(*args, **kwargs)
 
     longest = packing.pack(requests(model, tokenizer))[0]
-    assert packing.agrees(model, longest, torch.autocast("cpu", enabled=False))
+    assert packing.agrees(model, longest)
     monkeypatch.setattr(model, "forward", deaf)
-    assert not packing.agrees(model, longest, torch.autocast("cpu", enabled=False))
+    assert not packing.agrees(model, longest)
     again = scoring.score(model, tokenizer, configuration(), corpus)  # lm-eval's own requests serve it
     assert again.equals(rows[rows["task"] != "heldout"].reset_index(drop=True))
 

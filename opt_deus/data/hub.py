@@ -43,6 +43,7 @@ def open_corpus(cfg: DataConfig) -> Corpus:
         str(cfg.hub_id),
         str(cfg.hub_config),
         str(cfg.held_out_fraction),
+        str(cfg.pairs),
         *map(content_hash, sum(held_out.values(), [])),
     ]
     return Corpus(

@@ -34,7 +34,7 @@ def open_corpus(cfg: DataConfig) -> Corpus:
     training = texts[num_held_out:]
     return Corpus(
         name=cfg.name,
-        fingerprint=content_hash("\n".join([str(num_held_out), *map(content_hash, texts)]))[:16],
+        fingerprint=content_hash("\n".join([str(num_held_out), str(cfg.pairs), *map(content_hash, texts)]))[:16],
         evaluation=texts[num_calibration:num_held_out],
         calibration=texts[:num_calibration],
         documents=functools.partial(endless, training),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from opt_deus.data.corpus import content_hash, share
@@ -60,9 +60,18 @@ def _summaries(evaluation: Iterable[Docstring], training: Iterable[Docstring]) -
 
 
 def _continuations(evaluation: Iterable[Docstring], training: Iterable[Docstring]) -> list[Candidate]:
-    """Paragraphs of prose that are long enough for a beginning and a continuation."""
+    """Paragraphs of prose with a beginning and a continuation that no training docstring has together."""
+    known = {_plain(f"{context} {answer}") for _, context, answer in _starts(training)}
     found: dict[str, Candidate] = {}
-    for docstring in evaluation:
+    for docstring, context, answer in _starts(evaluation):
+        if _plain(f"{context} {answer}") not in known:
+            found.setdefault(_plain(answer), (docstring, context, answer))
+    return list(found.values())
+
+
+def _starts(docstrings: Iterable[Docstring]) -> Iterator[Candidate]:
+    """Beginnings of paragraphs that are long enough to be divided."""
+    for docstring in docstrings:
         for paragraph in re.split(r"\n\s*\n", UNDERLINED.sub("", docstring.text)):
             words = paragraph.split()
             if len(words) < CONTEXT_WORDS + CONTINUATION_WORDS or LISTING.match(paragraph):
@@ -70,8 +79,7 @@ def _continuations(evaluation: Iterable[Docstring], training: Iterable[Docstring
             context = " ".join(words[:CONTEXT_WORDS])
             answer = " ".join(words[CONTEXT_WORDS : CONTEXT_WORDS + CONTINUATION_WORDS])
             if is_prose(context) and is_prose(answer):
-                found.setdefault(_plain(answer), (docstring, context, answer))
-    return list(found.values())
+                yield docstring, context, answer
 
 
 CANDIDATES = {"pydocs_summary": _summaries, "pydocs_continuation": _continuations}

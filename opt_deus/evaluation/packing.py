@@ -92,8 +92,12 @@ def _answers(logits: torch.Tensor, one: Packed, unused: int) -> Iterator[tuple[i
         yield index, (value, bool((own.argmax(-1) == targets).all()))
 
 
-def agrees(model: torch.nn.Module, longest: Packed, autocast: torch.autocast) -> bool:
-    """Whether this model follows the mask: its packed answers are those of the choices one by one."""
+def agrees(model: torch.nn.Module, longest: Packed) -> bool:
+    """Whether this model follows the mask: its packed answers are those of the choices one by one.
+
+    Without autocast, whose rounding would hide the answer: one arm must not be scored in another way than the next.
+    """
+    autocast = torch.autocast(model.device.type, enabled=False)
     alone = [
         Packed([index], longest.context, [choice])
         for index, choice in zip(longest.requests, longest.choices, strict=True)

@@ -35,7 +35,7 @@ class _Scorer(HFLM):
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
         autocast = torch.autocast(self.device.type, self.mixed_precision_dtype, self.mixed_precision_dtype is not None)
-        packed = self._packed(requests, autocast)
+        packed = self._packed(requests)
         answers: dict[int, packing.Answer] = {}
         choices = sum(len(one.requests) for one in packed)
         with tqdm(total=choices, desc="scoring", unit="choice", file=sys.__stderr__, disable=None) as bar:
@@ -48,7 +48,7 @@ class _Scorer(HFLM):
         answers.update(zip(rest, plain, strict=True))
         return [answers[index] for index in range(len(requests))]
 
-    def _packed(self, requests: list, autocast: torch.autocast) -> list[packing.Packed]:
+    def _packed(self, requests: list) -> list[packing.Packed]:
         """What needs no truncation; nothing where the model takes no such mask or does not follow it.
 
         lm-eval's rolling windows come without strings and share no context but the prefix token.
@@ -56,7 +56,7 @@ class _Scorer(HFLM):
         if requests[0][0] is None or self.model.config._attn_implementation != "sdpa":
             return []
         fitting = [one for one in packing.pack(requests) if one.length < self.max_length]
-        return fitting if fitting and packing.agrees(self.model, fitting[0], autocast) else []
+        return fitting if fitting and packing.agrees(self.model, fitting[0]) else []
 
 
 @contextlib.contextmanager

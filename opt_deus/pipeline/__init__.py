@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opt_deus import evaluation, models, training
-from opt_deus.config import Cell
+from opt_deus.config import NO_NEW_CONTENT, Cell
 from opt_deus.pipeline import stages
 from opt_deus.pipeline.bench import Bench, State
 from opt_deus.pipeline.record import failure, new_record, read_record, write_record, write_samples
@@ -45,7 +45,8 @@ def export_cell(cell: Cell, out: Path) -> None:
     """Builds one deeper model and writes it as a Hugging Face checkpoint in the base checkpoint's dtype."""
     bench = Bench(cell, _device(cell.device))
     _, state = stages.expand(bench)
-    method = f"align={cell.align.name} {cell.align.knobs or ''} zero_init={cell.zero_init} norm_match={cell.norm_match}"
+    knobs = {key: getattr(cell, key) for key in ("zero_init", "norm_match", "update_match")} | cell.align.knobs
+    method = f"align={cell.align.name} " + " ".join(f"{key}={value}" for key, value in knobs.items())
     models.export(
         bench.model(state).to("cpu"),
         bench.tokenizer,
@@ -82,6 +83,7 @@ class _Cell:
             "device": bench.device.split(":")[0],
             "base_fingerprint": bench.base.fingerprint,
             "data_fingerprint": bench.corpus.fingerprint,
+            "data_caveat": bench.corpus.caveat,
         }
         record["plan"] = {
             "base_layers": bench.plan.base_layers,
@@ -93,8 +95,9 @@ class _Cell:
         shape = models.shape_of(bench.base.folder)
         base = models.parameter_counts(shape)["total"]
         total = models.parameter_counts(shape, bench.plan.layers)["total"]
-        every = all(getattr(self.cell, stage).trainable == "all" for stage in ("cpt", "sft"))
-        trainable = total if every or self.cell.align.make is None else total - base
+        default = "all" if self.cell.align.name in NO_NEW_CONTENT else "new"
+        everything = any((getattr(self.cell, stage).trainable or default) == "all" for stage in ("cpt", "sft"))
+        trainable = total if everything else total - base
         record["parameters"] = {"base": base, "total": total, "trainable": trainable}
 
     def _expand(self) -> State:

@@ -31,7 +31,7 @@ class State:
     key: str
     made: tuple[tuple[int, Path | int], ...] = ()  # output index -> its file, or the base layer copied (SOLAR)
     zero_init: bool = False
-    trained: Path | None = None
+    trained: tuple[Path, ...] = ()  # in order: SFT may train less than CPT did
     shared: int = 0
 
 
@@ -58,8 +58,10 @@ class Bench:
             cell.model,
             self.cache,
             cell.offline,
-            pretrain=lambda folder: training.pretrain(cell.model, self.corpus, folder),
-            pretrain_key={"data": self.corpus.fingerprint},
+            pretrain=lambda folder: training.pretrain(
+                cell.model, self.corpus, folder, device=self.device, dtype=cell.dtype
+            ),
+            pretrain_key={"data": self.corpus.fingerprint, "precision": self.precision},
         )
 
     @cached_property
@@ -99,8 +101,8 @@ class Bench:
         model = self.base_model()
         if state.made:
             model = models.deepen(model, self.plan, self.made_layers(state, model))
-        if state.trained is not None:
-            models.apply_delta(model, load_file(state.trained))
+        for file in state.trained:
+            models.apply_delta(model, load_file(file))
         return model
 
     def made_layers(self, state: State, base_model: Any) -> dict[int, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class Makers:
         """Base states on calibration text, which evaluation never sees, at every gap of the plan."""
         if self._streams is None:
             tokens = CALIBRATION_BLOCKS * CALIBRATION_LENGTH
-            text = iter(self.bench.corpus.calibration)
+            text = itertools.cycle(self.bench.corpus.calibration)  # a small corpus is read again
             blocks = training.packed_blocks(text, self.bench.tokenizer, tokens, CALIBRATION_LENGTH)
             gaps = [slot.lower for slot in self.bench.plan.slots if slot.new]
             self._streams = streams(self._base(), torch.from_numpy(blocks.blocks.astype("int64")), gaps)

@@ -102,7 +102,7 @@ def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> t
     trained: list[Any] = []
     artefact = bench.store.get(stage, key, build, resumable=True)
     shared = start.shared if trainable == "new" else 0
-    state = State(artefact.hash, start.made, start.zero_init, artefact.path / TRAINED, shared)
+    state = State(artefact.hash, start.made, start.zero_init, (*start.trained, artefact.path / TRAINED), shared)
     if trained:
         bench.hold(state, trained[0])
     return artefact, state
@@ -125,7 +125,8 @@ def checkpoint_states(artefact: Artefact, end: State) -> dict[str, State]:
     for file in sorted(artefact.path.glob("curve-*.safetensors")):
         fraction = file.stem.removeprefix("curve-")
         if float(fraction) < 1:
-            states[f"{artefact.stage}-{fraction}"] = replace(end, key=f"{end.key}@{fraction}", trained=file)
+            trained = (*end.trained[:-1], file)
+            states[f"{artefact.stage}-{fraction}"] = replace(end, key=f"{end.key}@{fraction}", trained=trained)
     return states
 
 

@@ -20,6 +20,8 @@ def objection_1(results: Results) -> list[str]:
     """Sentences, the answer first."""
     table = results.table
     headline = table[table["family"] == "headline"]
+    if headline.empty and table["contrast"].str.startswith("ot - avg").any():
+        return ["No benchmark was scored for ot and avg: only held-out perplexity compares them (Tests)."]
     if headline.empty:
         return [
             "This sweep holds no finished pair of ot and avg that differ in nothing else: it cannot answer objection 1."
@@ -52,7 +54,7 @@ def _finding(row: pd.Series) -> str:
     adjusted = f"adjusted p {p_value(row['p_adjusted'])}"
     return {
         "difference": f"an effect ({adjusted}).",
-        "equivalent": f"equivalent within {margin} ({adjusted}).",
+        "equivalent": f"equivalent within {margin} (two one-sided tests, p {p_value(row['p_equivalence'])}).",
         "inconclusive": f"no effect shown ({adjusted}).",
         "not_testable": "not testable with this few runs.",
     }[row["verdict"]]
@@ -69,9 +71,9 @@ def _resolution(simple: pd.DataFrame) -> str:
     low, high = DISPUTED
     if seen.empty:
         return "What this grid could have seen cannot be said."
-    smallest = seen.min()
-    verdict = "too coarse for any of them" if smallest > high else "fine enough for the largest of them"
-    if smallest <= low:
+    coarsest = seen.max()
+    verdict = "too coarse for any of them" if coarsest > high else "fine enough for the largest of them"
+    if coarsest <= low:
         verdict = "fine enough for all of them"
     return (
         f"Such a grid sees a true difference of {listed([number(value) for value in seen])} points in 4 of 5 cases (at "
@@ -88,7 +90,15 @@ def _initial(results: Results) -> list[str]:
         return []
     texts = []
     for zero_init, group in means.groupby("zero_init", sort=True):
-        arms = listed([f"{row['arm']} {number(row['mean'])}" for _, row in group.iterrows()])
+        arms = listed([f"{row['arm']} {_with_interval(row)}" for _, row in group.iterrows()])
         texts.append(f"{'with' if zero_init else 'without'} zero-initialisation: {arms}")
-    text = f" The base has {number(base['mean'].iloc[0])}." if len(base) else ""
-    return [f"Held-out perplexity before any training, {'; '.join(texts)}.{text}"]
+    text = f" The base has {_with_interval(base.iloc[0])}." if len(base) else ""
+    size = counted(int(means["n"].max()), "document")
+    return [
+        f"Held-out perplexity before any training [95% interval; n = {size}], {'; '.join(texts)}.{text} With "
+        "zero-initialisation every method starts as the base, so these then rank nothing."
+    ]
+
+
+def _with_interval(row: pd.Series) -> str:
+    return f"{number(row['mean'])} {interval(row['ci_low'], row['ci_high'])}"

@@ -32,8 +32,10 @@ def _models(records: dict[str, dict]) -> list[str]:
     for record in records.values():
         model = (record.get("config") or {}).get("model") or {}
         if model.get("caveat"):
-            said[str(model.get("name"))] = str(model["caveat"])
-    return [f"Base model {name}: {without_paths(caveat)}" for name, caveat in said.items()]
+            said[f"Base model {model.get('name')}"] = str(model["caveat"])
+        if caveat := (record.get("provenance") or {}).get("data_caveat"):
+            said["Data"] = str(caveat)
+    return [f"{what}: {without_paths(caveat)}" for what, caveat in said.items()]
 
 
 def _incomplete(results: Results) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 from opt_deus.stats.contrasts import Contrast, arms_of
 from opt_deus.stats.matching import PERPLEXITY_TASK, likelihoods, scores
 from opt_deus.stats.rows import MACRO, MARGIN
-from opt_deus.stats.significance import SPLITS, contrast_rows, stages_of, tabulate
+from opt_deus.stats.significance import SPLITS, contrast_rows, last_stage_of, tabulate
 
 EFFECT_COLUMNS = [
     "kind",
@@ -61,7 +61,7 @@ def compare(
     """
     arms = arms_of(samples)
     names = [_find(arms, wanted) for wanted in (first, second)]
-    stage = stage or stages_of(samples)[-1]
+    stage = stage or last_stage_of(samples, metric)
     contrast = Contrast((f"{names[0]} - {names[1]}",), "simple", "arm", {names[0]: 1.0, names[1]: -1.0})
     answers = scores(samples, stage, split, metric), likelihoods(samples, stage, split)
     return tabulate(contrast_rows(answers, contrast, stage, split, metric), stage, margin)

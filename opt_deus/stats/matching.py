@@ -35,6 +35,13 @@ class Answers:
         """One arm's values, shape (S, documents), NaN where missing."""
         return self.values[:, [self.columns[arm, seed] for seed in seeds]].T
 
+    def among(self, arms: Iterable[str]) -> Answers:
+        """Without the documents that none of these arms answered."""
+        places = [place for (arm, _), place in self.columns.items() if arm in set(arms)]
+        kept = ~np.isnan(self.values[:, places]).all(axis=1)
+        documents = [document for document, keep in zip(self.documents, kept, strict=True) if keep]
+        return Answers(documents, self.columns, self.values[kept])
+
 
 Scores = dict[str, Answers]
 

@@ -58,11 +58,11 @@ def significance(
     samples: pd.DataFrame, *, metric: str = "acc", margin: float = MARGIN, resamples: int = RESAMPLES
 ) -> Comparison:
     """Every contrast at every stage; the splits apart only after the last stage. Raises nothing for a partial grid."""
-    stages = stages_of(samples)
+    stages, last_stage = stages_of(samples), last_stage_of(samples, metric)
     contrasts = contrasts_of(arms_of(samples)) if stages else []
     rows, refused = [], []
     for stage in stages:
-        for split in SPLITS if stage == stages[-1] else SPLITS[:1]:
+        for split in SPLITS if stage == last_stage else SPLITS[:1]:
             answers = scores(samples, stage, split, metric), likelihoods(samples, stage, split)
             for contrast in contrasts:
                 try:
@@ -70,7 +70,6 @@ def significance(
                 except ValueError as error:
                     refused.append(f"{contrast.name}, stage {stage}, split {split}: {error}")
     rows.sort(key=lambda row: contrasts.index(row.contrast))
-    last_stage = stages[-1] if stages else None
     return Comparison(tabulate(rows, last_stage, margin), tuple(refused), last_stage)
 
 
@@ -85,11 +84,19 @@ def stages_of(samples: pd.DataFrame) -> list[str]:
     return sorted(set(samples["stage"]) - {BASE_STAGE}, key=order)
 
 
+def last_stage_of(samples: pd.DataFrame, metric: str) -> str | None:
+    """The last stage with benchmarks; where none was scored, the last with held-out perplexity."""
+    scored = samples[(samples["task"] != PERPLEXITY_TASK) & (samples["metric"] == metric)]
+    return next((stages[-1] for each in (scored, samples) if (stages := stages_of(each))), None)
+
+
 def contrast_rows(
     answers: StageAnswers, contrast: Contrast, stage: str, split: str, metric: str, resamples: int = RESAMPLES
 ) -> list[Row]:
     """The estimates of one contrast at one stage. Raises ValueError where arms answered different documents."""
     by_task, losses = answers
+    by_task = {task: own for task, each in by_task.items() if (own := each.among(contrast.weights)).documents}
+    losses = losses and tuple(each.among(contrast.weights) for each in losses)
     estimates = [*_macro(by_task, contrast, resamples), *_per_task(by_task, contrast)]
     found = [Row(contrast, stage, split, task, metric, estimate, seeds) for task, estimate, seeds in estimates]
     for estimate, seeds in _perplexity(losses, contrast):

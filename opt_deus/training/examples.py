@@ -118,5 +118,5 @@ def lengths(examples: Any, tokenizer: Any) -> np.ndarray:
 def content(examples: Any) -> str:
     """Hexadecimal SHA-256 of the examples and their order."""
     if isinstance(examples, PackedBlocks):
-        return hashlib.sha256(examples.blocks.tobytes()).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(examples.blocks).data).hexdigest()
     return hashlib.sha256(json.dumps([dict(example) for example in examples]).encode()).hexdigest()

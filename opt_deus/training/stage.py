@@ -61,11 +61,11 @@ def train(
         if finished is not None:
             return finished
         set_seed(seed)
+        run.started = time.perf_counter()  # the states below count where they are computed
         with _from_first_trainable(model, examples, run, precision, device, prefix) as fed:
             trainer = make_trainer(model, tokenizer, fed, run, seed, precision, device)
             attach(trainer, run, log, callbacks)
             resume = checkpoints.newest(run)
-            run.started = time.perf_counter()
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
             return _finish(run, trainer)
 
