@@ -37,6 +37,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cpt.cache_prefix": ("auto", "true", "false"),
     "sft.cache_prefix": ("auto", "true", "false"),
 }
+SCHEDULES = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+)
+CHOICES |= {"cpt.schedule": SCHEDULES, "sft.schedule": SCHEDULES}
 STAGES = ("initial", "cpt", "cpt_checkpoints", "sft")
 
 
@@ -140,13 +144,13 @@ def _check_evaluation(cell: Cell) -> None:
 
 
 KNOBS: dict[str, tuple[Any, ...]] = {
-    "solver": ("sinkhorn", "exact", "unbalanced", "partial"),
+    "solver": ("sinkhorn", "exact"),
     "flow": ("tmf", "release", "none"),
     "cost": ("euclidean", "sqeuclidean", "cosine"),
     "epsilon_scale": ("absolute", "max", "median", "mean"),
     "within_head": ("none", "permutation", "procrustes"),
     "rotary": ("none", "planes"),
-    "norms": ("half", "average", "layer0", "neighbours"),
+    "norms": ("half", "average"),
 }
 
 

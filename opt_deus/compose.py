@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -19,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from opt_deus import checking
 from opt_deus.checking import FACTORS, Meaningless, is_runtime, nearest
 from opt_deus.config import NO_NEW_CONTENT, AlignConfig, Cell
-from opt_deus.naming import cell_folder
+from opt_deus.naming import cell_folder, one_spelling
 
 ROOT = Path(__file__).resolve().parent
 CONF = ROOT / "conf" if (ROOT / "conf").is_dir() else ROOT.parent / "conf"
@@ -41,7 +40,9 @@ def compose_jobs(overrides: list[str], multirun: bool, name: str, config_dir: st
     Raises ValueError with one message (key, value, remedy) for anything that is wrong in any of them.
     """
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        search = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+        search = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
+        if not multirun and (many := next((each for each in _parse(overrides) if each.is_sweep_override()), None)):
+            raise ValueError(f"{many.input_line}: several values make a grid; add -m, or write one list as [a,b].")
         lists = expand_sweep(overrides, search) if multirun else [overrides]
         jobs = [_job(_composed(search + job), job, name) for job in lists]
     return _without_doubles(_skip_meaningless(jobs, multirun))
@@ -50,6 +51,8 @@ def compose_jobs(overrides: list[str], multirun: bool, name: str, config_dir: st
 def expand_sweep(overrides: list[str], search: list[str]) -> list[list[str]]:
     """Every combination of a sweep, in Hydra's own order; an experiment's parameters come first, the user's win."""
     parsed = _parse(overrides)
+    if any(each.key_or_group == "experiment" and each.is_sweep_override() for each in parsed):
+        raise ValueError("+experiment: one named grid at a time; run the command once for each.")
     fixed = [each.input_line for each in parsed if not each.is_sweep_override()]
     params = _composed(search + fixed).hydra.sweeper.params or {}
     typed = {each.key_or_group for each in parsed}
@@ -59,11 +62,11 @@ def expand_sweep(overrides: list[str], search: list[str]) -> list[list[str]]:
 
 
 def _values(override: Override) -> list[str]:
+    key = override.get_key_element()
     if not override.is_sweep_override():
-        return [override.input_line]
+        return [f"{key}={override.get_value_element_as_str()}"]  # as Hydra's own sweeper spells it
     if not override.is_discrete_sweep():
         raise ValueError(f"{override.input_line}: a grid needs listed values, e.g. {override.key_or_group}=1,2,3.")
-    key = override.get_key_element()
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
@@ -88,21 +91,22 @@ def _composed(overrides: list[str]) -> DictConfig:
 
 def _explain(overrides: list[str], error: Exception) -> str:
     """One message for a command line that Hydra refused: the wrong word and the nearest right one."""
-    groups = {
-        folder.name: [file.stem for file in folder.glob("*.yaml")] for folder in CONF.iterdir() if folder.is_dir()
-    }
+    loader = GlobalHydra.instance().config_loader()
+    groups = {name: loader.get_group_options(name) for name in loader.list_groups("") if not name.startswith("hydra")}
+    search = [each for each in overrides if each.startswith("hydra.searchpath=")]
+    parsed = _parse([each for each in overrides if each not in search])
     valid_groups = []
-    for each in _parse(overrides):
+    for each in parsed:
         key, value = each.key_or_group, str(each.value())
-        if key in groups and value not in groups[key] and not value.endswith(".yaml"):
+        if key in groups and value not in groups[key]:
             return f"{key}={value}: unknown; {nearest(value, groups[key])}."
         if key in groups:
             valid_groups.append(each.input_line)
     try:
-        known = sorted(_flat_keys(compose("config", overrides=valid_groups)))
+        known = sorted(_flat_keys(compose("config", overrides=search + valid_groups)))
     except HydraException:
         return f"{' '.join(valid_groups)}: {_first_line(error)}"
-    for each in _parse(overrides):
+    for each in parsed:
         key = each.key_or_group
         if key not in known and key not in groups and not key.startswith("hydra"):
             return f"{key}={each.value()}: there is no key {key!r}; {nearest(key, known)}."
@@ -136,11 +140,13 @@ def to_cell(config: DictConfig, overrides: list[str], name: str | None = None) -
     """The typed cell of a composed configuration. DictConfig ends here."""
     ours = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
     plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
+    plain["eval"]["data"] = plain["eval"]["data"] or {}  # {} as a default would not let a dict replace it
     plain["name"] = name if plain.get("name") is None else plain["name"]
     typed_overrides = _typed_overrides(overrides)
     if plain["align"]["name"] in NO_NEW_CONTENT and "zero_init" not in typed_overrides:
         plain["zero_init"] = False
     plain["align"] = _with_knobs(plain["align"])
+    _check_types(plain["align"])
     plain["reference"] = _reference(plain["update_match"])
     plain["overrides"] = {
         key: value for key, value in typed_overrides.items() if key not in FACTORS and not is_runtime(key)
@@ -163,6 +169,16 @@ def _with_knobs(align: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in align.items() if key in known} | {"knobs": knobs}
 
 
+def _check_types(align: dict[str, Any]) -> None:
+    """A knob has the kind (truth value, number, word) of its default in the method's YAML."""
+    file = CONF / "align" / f"{align['name']}.yaml"
+    defaults = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    for knob, value in align["knobs"].items():
+        default = defaults.get(knob, value)
+        if any(isinstance(default, kind) != isinstance(value, kind) for kind in (bool, (int, float))):
+            raise ValueError(f"align.{knob}={value}: must be of the kind of its default, {default}.")
+
+
 def _reference(name: str | None) -> dict[str, Any] | None:
     """The method that update_match names, with its default knobs."""
     if name is None:
@@ -178,14 +194,13 @@ def _select(plain: dict, key: str) -> Any:
 
 
 def _typed_overrides(overrides: list[str]) -> dict[str, str]:
-    """key -> value as typed, without Hydra's own keys, sweep names and the experiment's name."""
-    pairs = {}
-    for line in overrides:
-        key, _, value = line.lstrip("+~").partition("=")
-        key = re.sub(r"@.*$", "", key)
-        if not key.startswith("hydra") and key != "experiment":
-            pairs[key] = value.strip("'\"")
-    return pairs
+    """key -> value of what was asked for, without Hydra's own keys and the experiment's name."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return {
+        each.key_or_group: "" if each.is_delete() else one_spelling(each.value())
+        for each in parsed
+        if not each.is_hydra_override() and each.key_or_group != "experiment"
+    }
 
 
 def _skip_meaningless(jobs: list[Job], multirun: bool) -> list[Job]:

@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check(cell: Cell, out: Path) -> None:
     from opt_deus import models
+    from opt_deus.placing import plan_of
     from opt_deus.preflight import check_plan, check_writable
     from opt_deus.store import Store
 
@@ -43,7 +44,9 @@ def _check(cell: Cell, out: Path) -> None:
     if cell.dry_run:
         return
     models.check(cell.model, cell.offline, Store(models.cache_root()), tokenizer=False)
-    models.check_target(out)
+    shape = models.shape(cell.model)
+    layers = plan_of(cell, shape["num_hidden_layers"]).layers
+    models.check_target(out, 2 * models.parameter_counts(shape, layers)["total"])  # bytes: bfloat16 at least
     check_writable("store.root", Path(cell.store.root))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+from typing import Any
 
 from opt_deus.config import Cell
 
@@ -43,3 +45,18 @@ def _shorten(name: str) -> str:
     if len(name) <= LONGEST:
         return name
     return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def one_spelling(value: Any) -> str:
+    """One spelling per value, however it was typed: 3e-4 and 0.0003 are "3e-4", True is "true"."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float) and math.isfinite(value):
+        digits, exponent = f"{value:.15e}".split("e")
+        short = f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+        return min((text for text in (repr(value), short) if float(text) == value), key=len)
+    if isinstance(value, list):
+        return "[" + ",".join(map(one_spelling, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{one_spelling(key)}:{one_spelling(each)}" for key, each in value.items()) + "}"
+    return str(value)

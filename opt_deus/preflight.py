@@ -60,12 +60,13 @@ def check_writable(key: str, folder: Path) -> None:
 
 
 def _check_space(cells: list[Cell]) -> None:
-    """Room for the trained tensors of all cells (new layers only) and one optimizer state, on the store's disk."""
+    """Room for the trained tensors of all cells and one optimizer state, on the store's disk; what is there counts."""
     root = Path(cells[0].store.root).absolute()
     disk = next(each for each in (root, *root.parents) if each.exists())
-    need = sum(stored_bytes(cell) for cell in cells) + 3 * max(stored_bytes(cell) for cell in cells)
+    held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) if root.is_dir() else 0
+    need = sum(map(stored_bytes, cells)) + 3 * max(map(stored_bytes, cells))
     free = shutil.disk_usage(disk).free
-    if need > free and not root.exists():
+    if need > free + held:
         raise ValueError(
             f"store.root={cells[0].store.root}: the grid may need {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; "
             "free some space or choose another folder."
@@ -73,11 +74,13 @@ def _check_space(cells: list[Cell]) -> None:
 
 
 def stored_bytes(cell: Cell) -> int:
-    """What the store keeps of one cell at most: trained tensors after CPT, its checkpoints and SFT."""
+    """What the store keeps of one cell at most: trained tensors after CPT, SFT and at their checkpoints."""
     shape = models.shape(cell.model)
     layers = plan_of(cell, shape["num_hidden_layers"]).layers
     base, total = (models.parameter_counts(shape, count)["total"] for count in (None, layers))
-    trained = total if cell.align.make is None else total - base
-    budgets = [train.tokens if train.steps is None else train.steps for train in (cell.cpt, cell.sft)]
-    kept = len(cell.cpt.checkpoints) + sum(budget is not None for budget in budgets)
-    return trained * BYTES * kept
+    kept = 0
+    for train in (cell.cpt, cell.sft):
+        if train.tokens is not None or train.steps is not None:
+            everything = (train.trainable or ("all" if cell.align.make is None else "new")) == "all"
+            kept += (total if everything else total - base) * (1 + len(train.checkpoints))
+    return kept * BYTES

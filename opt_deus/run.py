@@ -49,8 +49,6 @@ def main(argv: list[str] | None = None) -> int:
 
         print(describe(jobs, parsed.multirun))
         return 0
-    if jobs[0].cell.offline:
-        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     return _launch(parsed, jobs, name)
 
 
@@ -58,8 +56,14 @@ def _prepare(parsed) -> tuple[list[Job], str]:
     """The checked cells, and the sweep's name."""
     from opt_deus.preflight import check_jobs
 
+    if parsed.config_name or parsed.config_path:
+        raise ValueError("--config-name, --config-path: not taken here; use --config-dir=DIR for groups of your own.")
+    if parsed.config_dir and not Path(parsed.config_dir).is_dir():
+        raise ValueError(f"--config-dir={parsed.config_dir}: no such folder; give one that holds align/, model/, ...")
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     jobs = compose_jobs(parsed.overrides, parsed.multirun, stamp, parsed.config_dir)
+    if jobs[0].cell.offline:  # before anything imports huggingface_hub, which reads it once
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     check_jobs(jobs, REPORTS)
     return jobs, jobs[0].cell.name
 
@@ -70,22 +74,35 @@ def _launch(parsed, jobs: list[Job], name: str) -> int:
     sweep = REPORTS / name
     _write_sweep(sweep, jobs)
     flags = [f"--config-dir={parsed.config_dir}"] if parsed.config_dir else []
+    broken = 0
     try:
         _run_all(parsed, jobs, name, flags)
-    except SystemExit as stop:  # fail_fast
-        print(stop, file=sys.stderr)
+    except SystemExit as stop:
+        broken = 1
+        if isinstance(stop.code, str):  # fail_fast
+            print(stop.code, file=sys.stderr)
     except KeyboardInterrupt:
         print("opt_deus: interrupted; the same command resumes", file=sys.stderr)
         return 130
-    write_report(sweep)
-    return _summary(sweep, jobs)
+    _hide_machine_paths(sweep)
+    try:
+        write_report(sweep)
+    except ValueError as error:
+        print(f"opt_deus: no report: {error}", file=sys.stderr)
+    return max(_summary(sweep, jobs), broken)
+
+
+def _hide_machine_paths(sweep: Path) -> None:
+    """Hydra notes absolute folders; a report that is passed on holds none."""
+    for path in [*sweep.glob("cells/*/.hydra/*.yaml"), *sweep.glob("multirun.yaml")]:
+        path.write_text(path.read_text().replace(str(CONF), "conf").replace(str(Path.cwd()), "."))
 
 
 def _run_all(parsed, jobs: list[Job], name: str, flags: list[str]) -> None:
     if parsed.multirun:
         _hand_over(["-m", *flags, *_hydra_overrides(parsed, jobs), "hydra.sweeper.params=null", f"name={name}"])
     else:
-        _hand_over([*flags, *parsed.overrides, *_named(parsed.overrides, name)])
+        _hand_over([*flags, *(each for each in parsed.overrides if not each.startswith("name=")), f"name={name}"])
 
 
 def _hydra_overrides(parsed, jobs: list[Job]) -> list[str]:
@@ -99,10 +116,6 @@ def _hydra_overrides(parsed, jobs: list[Job]) -> list[str]:
             if key.lstrip("+~") not in keys and value not in extra.setdefault(key, []):
                 extra[key].append(value)
     return [f"{key}={','.join(values)}" for key, values in extra.items()] + typed
-
-
-def _named(overrides: list[str], name: str) -> list[str]:
-    return [] if any(each.startswith("name=") for each in overrides) else [f"name={name}"]
 
 
 def _hand_over(arguments: list[str]) -> None:
@@ -171,7 +184,9 @@ def _summary(sweep: Path, jobs: list[Job]) -> int:
     """The end table: what failed and where its traceback is. Returns the exit code."""
     from opt_deus.pipeline import read_record
 
+    started = _read_sweep(sweep)["started"] - 1
     records = {job.folder: read_record(sweep / "cells" / job.folder) for job in jobs}
+    records = {folder: each if each and _since(each) >= started else None for folder, each in records.items()}
     bad = {folder: record for folder, record in records.items() if record is None or record["status"] == "failed"}
     counts = {
         status: sum(bool(each) and each["status"] == status for each in records.values())

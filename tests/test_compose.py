@@ -127,3 +127,33 @@ def test_bad_input_gets_one_message_with_key_and_value(overrides, message):
 def test_one_bad_cell_refuses_the_whole_grid():
     with pytest.raises(ValueError, match="seed=-1"):
         jobs("seed=0,1,-1")
+
+
+def test_one_spelling_however_a_value_was_typed_alone_or_in_a_grid():
+    for typed in ("3e-4", "0.0003", "3.0e-04"):
+        assert jobs(f"cpt.lr={typed}", "seed=0,1")[0].folder == "ot-zero-top-seed0-cpt.lr3e-4"
+        assert jobs(f"cpt.lr={typed}", multirun=False)[0].folder == "ot-zero-top-seed0-cpt.lr3e-4"
+    (alone,) = jobs("norm_match=True", "cpt.tokens=2048", multirun=False)
+    assert alone.cell.overrides == {"norm_match": "true", "cpt.tokens": "2048"}
+
+
+def test_data_of_local_tasks_is_a_dict_of_the_users_own():
+    (job,) = jobs("eval=local", "eval.tasks=[piqa]", "eval.data={piqa: a.jsonl}", multirun=False)
+    assert job.cell.eval.data == {"piqa": "a.jsonl"}
+    assert jobs("eval=pydocs")[0].cell.eval.data == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["align=ot,avg"], "align=ot,avg.*add -m"),
+        (["seed=0,1"], "add -m"),
+        (["cpt.schedule=cosin"], "cpt.schedule=cosin.*'cosine'"),
+        (["align=ot_structured", "align.mlp=no"], "align.mlp=no"),
+        (["align.epsilon=abc"], "align.epsilon=abc"),
+        (["align.solver=partial"], "align.solver=partial"),
+    ],
+)
+def test_bad_single_cells_are_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        jobs(*overrides, multirun=False)

@@ -152,15 +152,17 @@ def test_a_killed_run_resumes_to_the_same_result(grid, command):
     line, _, _ = grid
     arguments = (*DEBUG, "name=killed", "align=ot", "zero_init=false", "seed=0", "cpt.save_steps=1")
     expected = same(line.records("grid")["ot-nozero-top-seed0"])
+    killed = []
     for _ in range(3):  # killed in whatever it is doing: once while it trains, at least
         process = command.start("run", *arguments)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.poll() is None:
-            if list(command.folder.glob("store/*.part/resume/checkpoint-*")):
+            if list(command.folder.glob("store/*.part/checkpoint-*")):
                 break
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        killed.append(process.wait() == -signal.SIGKILL)
+    assert any(killed)
     final = command("run", *arguments)
     assert final.returncode == 0, final.stderr[-2000:]
     (record,) = command.records("killed").values()
@@ -239,3 +241,30 @@ def test_update_match_gives_the_reference_methods_update(command):
     (avg,) = command.records("plain").values()
     assert records["avg"]["perplexity"]["initial"] == pytest.approx(avg["perplexity"]["initial"], rel=1e-3)
     assert records["half"]["perplexity"]["initial"] != pytest.approx(avg["perplexity"]["initial"], rel=1e-6)
+
+
+def test_local_data_from_the_command_line(command, shared):
+    data = shared / "data/blimp/transitive.jsonl"
+    few = command.folder / "few.jsonl"
+    few.write_text("".join(data.open().readlines()[:20]))
+    arguments = (
+        *DEBUG,
+        "name=local",
+        "eval=local",
+        "eval.tasks=[blimp_transitive]",
+        "cpt.tokens=null",
+        "sft.tokens=null",
+    )
+    run = command("run", *arguments, "eval.data={blimp_transitive: few.jsonl}", HF_HUB_OFFLINE="1")
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    (record,) = command.records("local").values()
+    assert record["eval"]["initial"]["blimp_transitive"]["all"]["n"] == 8
+    missing = command("run", *arguments, "eval.data={blimp_transitive: nowhere.jsonl}")
+    assert missing.returncode == 2 and "nowhere.jsonl" in missing.stderr and "blimp_transitive" in missing.stderr
+
+
+def test_no_machine_path_in_what_a_sweep_leaves(grid):
+    line, _, _ = grid
+    for path in (line.folder / "multirun_reports").rglob("*"):
+        if path.suffix in (".json", ".yaml", ".md", ".html", ".csv", ".tex", ".jsonl", ".svg"):
+            assert str(line.folder) not in path.read_text(), path

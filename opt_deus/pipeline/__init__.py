@@ -21,22 +21,31 @@ __all__ = ["Bench", "export_cell", "read_record", "run_cell", "skip_cell", "stag
 def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     """Runs or resumes one cell and writes its record and samples; a failure becomes a record with its traceback."""
     record = new_record(cell)
-    start = time.monotonic()
+    start, work = time.monotonic(), None
     try:
         with training.open_run(cell.tracker, cell.name, folder.name, record["config"], folder, cell.offline) as run:
-            _Cell(cell, folder, record, run).run()
+            work = _Cell(cell, folder, record, run)
+            work.run()
             run.log({f"perplexity/{stage}": value for stage, value in record["perplexity"].items() if value})
         record["status"] = "ok"
     except Exception as error:  # one cell's trouble never stops the others
         record.update(status="failed", reason=f"{type(error).__name__}: {error}", error=failure(error))
     record["provenance"]["seconds"] = round(time.monotonic() - start, 3)
+    _write_log(folder, work.logs if work else [])
     write_record(folder, record)
     return record
+
+
+def _write_log(folder: Path, logs: list[Path]) -> None:
+    """log.jsonl: the training logs of the cell's stages, one after the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log.jsonl").write_text("".join(log.read_text() for log in logs))
 
 
 def skip_cell(cell: Cell, folder: Path, reason: str) -> dict[str, Any]:
     """Records a combination that means nothing."""
     record = new_record(cell) | {"status": "skipped", "reason": reason}
+    _write_log(folder, [])
     write_record(folder, record)
     return record
 
@@ -74,7 +83,6 @@ class _Cell:
         trained = self._train("cpt", initial)
         self._train("sft", trained)
         write_samples(self.folder, self.record, self.rows)
-        self._write_log()
 
     def _identify(self) -> None:
         bench, record = self.bench, self.record
@@ -137,9 +145,6 @@ class _Cell:
             artefacts[stage] = artefact.name
         if artefact.reused:
             artefacts["reused"].append(stage)
-
-    def _write_log(self) -> None:
-        (self.folder / "log.jsonl").write_text("".join(log.read_text() for log in self.logs))
 
 
 def _device(name: str) -> str:

@@ -22,6 +22,7 @@ from opt_deus.naming import arm_name
 SCHEMA_VERSION = 1
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "lm-eval", "POT", "numpy", "scipy", "hydra-core")
 RECORD, SAMPLES = "record.json", "samples.parquet"
+CODE = (":/opt_deus", ":/conf", ":/experiments")  # what a result depends on, from the root of the checkout
 
 
 def new_record(cell: Cell) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def _git() -> str | None:
     try:
         commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(
-            ["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "--", ":/opt_deus", ":/conf"],
+            ["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "--", *CODE],
             capture_output=True,
             text=True,
             check=True,
@@ -101,9 +102,10 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The record of a cell's folder; None where it is missing or damaged."""
     try:
-        return json.loads((folder / RECORD).read_text())
+        record = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError):
         return None
+    return record if isinstance(record, dict) and {"status", "provenance"} <= record.keys() else None
 
 
 def _finite(value: Any) -> Any:
