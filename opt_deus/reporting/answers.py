@@ -36,16 +36,21 @@ def objection_1(results: Results) -> list[str]:
 def _simple(row: pd.Series) -> str:
     condition = row["contrast"].partition(" | ")[2]
     return (
-        f"With {condition} held fixed, ot minus avg is {signed(row['estimate'])} points "
-        f"{interval(row['ci_low'], row['ci_high'], sign=True)}: {_finding(row)} {_sizes(row)}"
+        f"With {condition} held fixed, ot minus avg is {_difference(row)}: {_finding(row)} {_sizes(row)}"
     )
+
+
+def _difference(row: pd.Series) -> str:
+    """Estimate and interval; without any spread there is no interval to give."""
+    if pd.isna(row["ci_low"]):
+        return f"{signed(row['estimate'])} points (no spread, so no interval)"
+    return f"{signed(row['estimate'])} points {interval(row['ci_low'], row['ci_high'], sign=True)}"
 
 
 def _interaction(row: pd.Series) -> str:
     return (
         f"The difference of these two differences (the interaction of alignment and zero-initialisation) is "
-        f"{signed(row['estimate'])} points {interval(row['ci_low'], row['ci_high'], sign=True)}: "
-        f"{_finding(row)} {_sizes(row)}"
+        f"{_difference(row)}: {_finding(row)} {_sizes(row)}"
     )
 
 

@@ -44,6 +44,8 @@ def compute(sweep: Sweep) -> Results:
 def primary_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per contrast: the first primary level that can be tested."""
     ranked = rows[rows["level"].isin(PRIMARY_LEVELS)].copy()
+    if ranked.empty:
+        return ranked
     ranked["rank"] = ranked["level"].map(PRIMARY_LEVELS.index) + len(PRIMARY_LEVELS) * ranked["p"].isna()
     chosen = ranked.loc[ranked.groupby("contrast", sort=False)["rank"].idxmin()]
     return chosen.drop(columns="rank")

@@ -68,8 +68,9 @@ class Estimate:
 def t_estimate(level: str, test: str, n: int, estimate: float, se: float, df: float, **more: object) -> Estimate:
     """An estimate with the t interval and p that its standard error gives."""
     if not se > 0:
-        # No spread. A zero difference is then p = 1; any other has nothing to be judged against.
-        known = {"ci_low": 0.0, "ci_high": 0.0, "statistic": 0.0, "p": 1.0} if estimate == 0 else {}
+        # No spread, so no interval: that nobody differed on n documents does not make the true difference 0. A zero
+        # difference has p = 1; any other has nothing to be judged against.
+        known = {"statistic": 0.0, "p": 1.0} if estimate == 0 else {}
         return Estimate(level, test, n, estimate, se=se, df=df, **known, **more)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, df)) * se
     statistic = estimate / se

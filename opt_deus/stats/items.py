@@ -34,6 +34,8 @@ def macro_difference(strata: Sequence[np.ndarray], resamples: int = RESAMPLES, s
     extreme = np.count_nonzero(np.abs(flipped) >= abs(estimate) - 1e-9)
     p = (extreme + 1) / (resamples + 1)
     se = math.sqrt(sum(values.var(ddof=1) / len(values) for values in strata)) / len(strata)
+    if not se > 0:  # no spread, no interval (estimates.t_estimate)
+        low = high = NAN
     return Estimate("item", "sign-flip permutation", n, estimate, float(low), float(high), estimate, p, se)
 
 
