@@ -350,3 +350,13 @@ def test_cache_is_a_store_artefact(package: Path, tmp_path: Path):
     data.open_corpus(configuration(), True)
     folders = list(Store(tmp_path / "cache").root.glob("docstrings-*"))
     assert any((folder / "manifest.json").is_file() for folder in folders)
+
+
+def test_a_continuation_that_a_training_docstring_has_is_no_item():
+    def docstring(module: str, text: str) -> pydocs.Docstring:
+        return pydocs.Docstring("numpy", module, f"{module}.thing", "(a, b)", text)
+
+    words = "The result is computed from the rows of the first array and then added to the columns of the other one"
+    shared = " ".join([words, "in the order in which they are given by the caller of this function"])
+    held_out = [docstring("numpy.held", f"Summary of it.\n\n{shared}")]
+    assert tasks._continuations(held_out, []) and not tasks._continuations(held_out, [docstring("numpy.train", shared)])

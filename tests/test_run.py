@@ -263,8 +263,50 @@ def test_local_data_from_the_command_line(command, shared):
     assert missing.returncode == 2 and "nowhere.jsonl" in missing.stderr and "blimp_transitive" in missing.stderr
 
 
+def test_sft_of_fewer_tensors_than_cpt_is_rebuilt_whole_from_the_store(command):
+    arguments = (
+        *DEBUG,
+        "name=chain",
+        "align=avg",
+        "zero_init=false",
+        "cpt.trainable=all",
+        "cpt.lr=0.01",
+        "eval.stages=[sft]",
+    )
+    assert command("run", *arguments).returncode == 0
+    assert command("run", *arguments, "eval.limit=4").returncode == 0  # evaluated again, from what the store holds
+    first, second = (record["perplexity"]["sft"] for record in command.records("chain").values())
+    assert first == second
+
+
 def test_no_machine_path_in_what_a_sweep_leaves(grid):
     line, _, _ = grid
     for path in (line.folder / "multirun_reports").rglob("*"):
         if path.suffix in (".json", ".yaml", ".md", ".html", ".csv", ".tex", ".jsonl", ".svg"):
             assert str(line.folder) not in path.read_text(), path
+
+
+@pytest.mark.slow
+def test_cells_in_parallel_workers_give_the_same_records(grid, command):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    line, _, _ = grid
+    workers = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    arguments = ("-m", *DEBUG, "name=grid", "align=ot,avg", "zero_init=true,false", "seed=0,1")
+    run = command("run", *arguments, *workers, OMP_NUM_THREADS="1")
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    found, expected = command.records("grid"), line.records("grid")
+    assert found.keys() == expected.keys()
+    for name, record in found.items():
+        assert record["status"] == "ok"
+        assert record["perplexity"] == pytest.approx(expected[name]["perplexity"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_three_tracked_jobs_of_which_one_fails_are_three_runs(command):
+    pytest.importorskip("wandb")
+    run = command(
+        "run", "-m", *DEBUG, "name=tracked", "tracker=wandb", "cpt.lr=1e-3,1e30,2e-3", WANDB_DIR=str(command.folder)
+    )
+    assert run.returncode == 1, run.stdout + run.stderr[-2000:]
+    assert len(list(command.folder.rglob("offline-run-*"))) == 3
+    assert sum(record["status"] == "failed" for record in command.records("tracked").values()) == 1

@@ -232,6 +232,29 @@ def test_a_missing_document_is_refused_by_name(samples: pd.DataFrame) -> None:
     assert "ot - avg | zero_init=true" not in set(found.table.query("split == 'all'")["contrast"])
 
 
+def test_arms_evaluated_on_other_documents_do_not_disturb_a_contrast(samples: pd.DataFrame) -> None:
+    small = samples[~((samples["task"] == "summary") & (samples["doc_id"] >= 30))].copy()
+    small["overrides"] = '{"eval.limit": "30"}'
+    for column in ("arm", "cell"):
+        small[column] = small[column] + "-eval.limit30"
+    found = significance(pd.concat([samples, small]), resamples=200)
+    assert not found.refused
+    alone = significance(samples, resamples=200).table
+    pair = alone[(alone["contrast"] == "ot - avg | zero_init=true") & (alone["split"] == "all")]
+    named = found.table["contrast"].str.startswith("ot - avg | zero_init=true")
+    both = found.table[named & (found.table["split"] == "all")]
+    assert set(pair["estimate"].round(9)) <= set(both["estimate"].round(9))
+
+
+def test_the_last_stage_is_the_last_one_with_benchmarks(samples: pd.DataFrame) -> None:
+    scored = samples[(samples["stage"] != "sft") | (samples["task"] == "heldout")]
+    found = significance(scored, resamples=200)
+    assert found.last_stage == "cpt"
+    headline = found.table[found.table["family"] == "headline"]
+    assert set(headline["stage"]) == {"cpt"} and len(headline)
+    assert "sft" in set(found.table["stage"])  # its perplexity is still compared
+
+
 def test_a_seed_that_one_arm_lacks_is_left_out(samples: pd.DataFrame) -> None:
     fewer = samples[~((samples["arm"] == "ot-zero-top") & (samples["seed"] == 2))]
     found = compare(fewer, "ot-zero-top", "avg-zero-top")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from opt_deus.models.inspection import fixed_tokens
 from opt_deus.models.sources import TOKENIZER_FILES
@@ -52,6 +55,18 @@ def load_tokenizer(folder: Path) -> Any:
     if not any((Path(folder) / name).is_file() for name in TOKENIZER_FILES):
         return None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """A cell loads its base several times, in a second each: no bar of transformers' own for that."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def checkpoint_dtype(folder: Path) -> torch.dtype:
