@@ -24,6 +24,7 @@ from opt_deus.store import Store
 from opt_deus.training import (
     PackedBlocks,
     TrainingDiverged,
+    batches_of_like_length,
     checkpoints,
     guards,
     packed_blocks,
@@ -523,3 +524,20 @@ def test_precision(tmp_path):
     assert precision("auto", "cpu") == ("bf16" if {"amx_bf16", "avx512_bf16"} & _cpu_flags() else "fp32")
     with pytest.raises(ValueError, match="float16"):
         precision("float16", "cpu")
+
+
+def test_pairs_of_one_batch_are_about_equally_long_and_the_same_pairs(tokenizer):
+    words = ["dog", "fox", "lazy", "quick"]
+    varied = ({"prompt": f"{words[i % 4]} {i}?", "completion": " the dog" * (1 + 7 * i % 13)} for i in range(100))
+    examples = pair_examples(varied, tokenizer, 1, 64, num_examples=23)
+    arranged = batches_of_like_length(examples, tokenizer, 4)
+    assert sorted(map(str, arranged)) == sorted(map(str, examples))
+    assert list(arranged) == list(batches_of_like_length(examples, tokenizer, 4))  # nothing but the examples decides
+
+    def padded(dataset):
+        own = examples_room.lengths(dataset, tokenizer)
+        return sum(len(own[i : i + 4]) * own[i : i + 4].max() for i in range(0, len(own), 4)) - own.sum()
+
+    assert padded(arranged) < 0.5 * padded(examples)
+    firsts = [examples_room.lengths(arranged, tokenizer)[i] for i in range(0, 20, 4)]
+    assert firsts != sorted(firsts)  # not from short to long

@@ -19,7 +19,7 @@ from opt_deus.pipeline.making import MADE, Makers
 from opt_deus.store import Artefact
 
 # Raised when a change of code changes a stage's results: artefacts of older versions are then not reused.
-VERSIONS = {"expand": 1, "cpt": 1, "sft": 1, "eval": 1}
+VERSIONS = {"expand": 1, "cpt": 1, "sft": 2, "eval": 1}
 TRAINED, ROWS, LOG = "trained.safetensors", "rows.parquet", "log.jsonl"
 
 
@@ -116,7 +116,8 @@ def _examples(bench: Bench, stage: str, settings: Any) -> Any:
     steps = settings.steps
     count = None if steps is None else steps * settings.batch_size * settings.accumulation
     budget = training.token_budget(settings)
-    return training.pair_examples(pairs, bench.tokenizer, budget, settings.block_size, num_examples=count)
+    examples = training.pair_examples(pairs, bench.tokenizer, budget, settings.block_size, num_examples=count)
+    return training.batches_of_like_length(examples, bench.tokenizer, settings.batch_size)
 
 
 def checkpoint_states(artefact: Artefact, end: State) -> dict[str, State]:

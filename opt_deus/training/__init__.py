@@ -13,6 +13,7 @@ _HOME = {
     "PrefixStates": "prefix",
     "TrainingDiverged": "guards",
     "open_run": "tracking",
+    "batches_of_like_length": "examples",
     "pair_examples": "examples",
     "packed_blocks": "examples",
     "precision": "arithmetic",

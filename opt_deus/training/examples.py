@@ -100,6 +100,17 @@ def pair_examples(
     raise ValueError(f"{wanted}: the pairs hold only {total} tokens in {len(chosen)}; lower the budget or add pairs")
 
 
+def batches_of_like_length(examples: datasets.Dataset, tokenizer: Any, batch_size: int) -> datasets.Dataset:
+    """The same pairs, those of one batch about equally long, so that little is padded; the batches in mixed order.
+
+    The order depends on the examples alone. Where they do not fill the last batch, it takes the shortest.
+    """
+    order = np.argsort(lengths(examples, tokenizer), kind="stable")
+    rest, full = order[: len(order) % batch_size], order[len(order) % batch_size :].reshape(-1, batch_size)
+    mixed = np.random.default_rng(int(content(examples)[:8], 16)).permutation(full)
+    return examples.select([*mixed.flatten(), *rest])
+
+
 def num_steps(cfg: TrainConfig, num_examples: int) -> int:
     """Optimizer steps of a stage: cfg.steps, otherwise one pass over the examples (the last batch may be smaller)."""
     return cfg.steps or math.ceil(math.ceil(num_examples / cfg.batch_size) / cfg.accumulation)
