@@ -246,7 +246,8 @@ def test_arms_evaluated_on_other_documents_do_not_disturb_a_contrast(samples: pd
     assert set(pair["estimate"].round(9)) <= set(both["estimate"].round(9))
 
 
-def test_the_last_stage_is_the_last_one_with_benchmarks(samples: pd.DataFrame) -> None:
+def test_the_last_stage_is_the_last_one_with_benchmarks() -> None:
+    samples = make_samples(stages=("initial", "cpt", "sft"), num_documents=20)
     scored = samples[(samples["stage"] != "sft") | (samples["task"] == "heldout")]
     found = significance(scored, resamples=200)
     assert found.last_stage == "cpt"
