@@ -146,6 +146,11 @@ class Cell:
     overrides: dict[str, str] = field(default_factory=dict)  # as typed, run-time keys left out
 
 
+# Columns of samples.parquet (contract, Files).
+SAMPLE_COLUMNS = [
+    "cell", "arm", "align", "zero_init", "position", "seed", "overrides",
+    "stage", "task", "split", "doc_id", "doc_hash", "metric", "value",
+]
 NO_NEW_CONTENT = ("solar", "none")  # nothing is made: nothing to zero, to match or (none) to place
 
 

@@ -9,22 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-COLUMNS = [
-    "cell",
-    "arm",
-    "align",
-    "zero_init",
-    "position",
-    "seed",
-    "overrides",
-    "stage",
-    "task",
-    "split",
-    "doc_id",
-    "doc_hash",
-    "metric",
-    "value",
-]
+from opt_deus.config import SAMPLE_COLUMNS
+
 STAGES = ("initial", "cpt-0.5", "cpt", "sft")
 
 
@@ -60,7 +46,7 @@ def make_samples(
                         0, 5, num_documents
                     )
                     rows += _rows(shared, stage, "heldout", {"loglikelihood": -loss, "tokens": tokens, "words": tokens})
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=SAMPLE_COLUMNS)
 
 
 def _rows(shared: dict, stage: str, task: str, metrics: dict[str, np.ndarray]) -> list[dict]:

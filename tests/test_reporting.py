@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import COLUMNS, make_samples, write_sweep
+from synthetic_records import make_samples, write_sweep
 
+from opt_deus.config import SAMPLE_COLUMNS
 from opt_deus.report import main
 from opt_deus.reporting import write_report
 from opt_deus.reporting.document import Link, Table
@@ -66,7 +67,7 @@ def test_every_file_of_the_contract_is_there(sweep: Path) -> None:
 def test_tables_have_the_contract_s_columns(sweep: Path) -> None:
     assert pd.read_csv(sweep / "significance.csv").columns.tolist() == SIGNIFICANCE_COLUMNS
     samples = pd.read_parquet(sweep / "samples.parquet")
-    assert samples.columns.tolist() == COLUMNS
+    assert samples.columns.tolist() == SAMPLE_COLUMNS
     assert len(samples) == len(make_samples(num_documents=30))
 
 
@@ -124,7 +125,7 @@ def test_no_machine_path_in_any_text_output(tmp_path: Path) -> None:
     folder = small(tmp_path, {"ot-zero-top-seed0": "failed"})
 
     def with_paths(record: dict) -> None:
-        record["error"]["message"] = "cannot read /home/someone/models/base: broken"
+        record["error"]["message"] = "cannot read /mnt/secret/models/base: broken"
         record["provenance"]["platform"] = "Linux /opt/secret/python"
         record["config"]["model"]["caveat"] = "from /data/private/model"
 
@@ -135,7 +136,7 @@ def test_no_machine_path_in_any_text_output(tmp_path: Path) -> None:
     write_report(folder)
     for path in [*folder.glob("*.*"), *(folder / "figures").glob("*.svg")]:
         content = path.read_bytes()
-        for secret in (b"/home/someone", b"/opt/secret", b"/data/private", str(tmp_path).encode()):
+        for secret in (b"/mnt/secret", b"/opt/secret", b"/data/private", str(tmp_path).encode()):
             assert secret not in content, path.name
     assert not pd.read_parquet(folder / "samples.parquet")["overrides"].str.contains("/data").any()
 

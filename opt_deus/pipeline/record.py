@@ -16,7 +16,7 @@ from typing import Any
 import pandas
 import torch
 
-from opt_deus.config import Cell, settings
+from opt_deus.config import SAMPLE_COLUMNS, Cell, settings
 from opt_deus.naming import arm_name
 
 SCHEMA_VERSION = 1
@@ -134,22 +134,6 @@ def write_samples(folder: Path, record: dict[str, Any], rows: dict[str, pandas.D
             "stage": stage,
         }
         frames.append(frame.assign(**factors))
-    columns = [
-        "cell",
-        "arm",
-        "align",
-        "zero_init",
-        "position",
-        "seed",
-        "overrides",
-        "stage",
-        "task",
-        "split",
-        "doc_id",
-        "doc_hash",
-        "metric",
-        "value",
-    ]
     aside = folder / (SAMPLES + ".part")
-    pandas.concat(frames)[columns].to_parquet(aside, index=False)
+    pandas.concat(frames)[SAMPLE_COLUMNS].to_parquet(aside, index=False)
     aside.replace(folder / SAMPLES)

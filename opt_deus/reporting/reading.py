@@ -11,24 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from opt_deus.config import SAMPLE_COLUMNS
 from opt_deus.reporting.wording import without_paths
-
-COLUMNS = [
-    "cell",
-    "arm",
-    "align",
-    "zero_init",
-    "position",
-    "seed",
-    "overrides",
-    "stage",
-    "task",
-    "split",
-    "doc_id",
-    "doc_hash",
-    "metric",
-    "value",
-]
 
 
 @dataclass(frozen=True)
@@ -75,7 +59,7 @@ def read_sweep(folder: Path) -> Sweep:
     finished = [name for name, record in records.items() if record["status"] == "ok"]
     files = {name: cells / name / "samples.parquet" for name in finished}
     frames = [pd.read_parquet(path) for path in files.values() if path.exists()]
-    samples = pd.concat(frames, ignore_index=True)[COLUMNS] if frames else pd.DataFrame(columns=COLUMNS)
+    samples = pd.concat(frames, ignore_index=True)[SAMPLE_COLUMNS] if frames else pd.DataFrame(columns=SAMPLE_COLUMNS)
     if frames:
         samples["overrides"] = [without_paths(_text(value)) for value in samples["overrides"]]
     return Sweep(
