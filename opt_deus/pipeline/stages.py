@@ -19,7 +19,7 @@ from opt_deus.pipeline.making import MADE, Makers
 from opt_deus.store import Artefact
 
 # Raised when a change of code changes a stage's results: artefacts of older versions are then not reused.
-VERSIONS = {"expand": 1, "cpt": 1, "sft": 2, "eval": 1}
+VERSIONS = {"expand": 1, "cpt": 1, "sft": 3, "eval": 1}
 TRAINED, ROWS, LOG = "trained.safetensors", "rows.parquet", "log.jsonl"
 
 
