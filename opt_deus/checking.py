@@ -6,12 +6,8 @@ import difflib
 import math
 from typing import Any
 
-from opt_deus.config import NO_NEW_CONTENT, AlignConfig, Cell, TrainConfig
-
-
-class Meaningless(ValueError):
-    """A combination that means nothing: skipped with its reason in a grid that crosses it, refused alone."""
-
+from opt_deus.combinations import check_combination
+from opt_deus.config import AlignConfig, Cell, EvidenceConfig, TrainConfig
 
 RUNTIME_KEYS = (
     "name",
@@ -30,6 +26,7 @@ RUNTIME_KEYS = (
 )
 FACTORS = ("align", "zero_init", "position", "seed")
 CHOICES: dict[str, tuple[str, ...]] = {
+    "zero_weights": ("both", "attention", "mlp"),
     "dtype": ("auto", "float32", "bfloat16"),
     "eval.dtype": ("float32", "bfloat16"),
     "cpt.trainable": ("new", "all"),
@@ -38,7 +35,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sft.cache_prefix": ("auto", "true", "false"),
 }
 SCHEDULES = (
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
 )
 CHOICES |= {"cpt.schedule": SCHEDULES, "sft.schedule": SCHEDULES}
 STAGES = ("initial", "cpt", "cpt_checkpoints", "sft")
@@ -74,8 +77,11 @@ def check(cell: Cell) -> None:
     for stage in ("cpt", "sft"):
         _check_training(stage, getattr(cell, stage))
     _check_evaluation(cell)
-    _check_knobs(cell.align)
-    _check_combination(cell)
+    for group in ("align", "evidence"):
+        _check_knobs(group, getattr(cell, group))
+    for key in ("tokens", "length"):
+        _positive(f"evidence.{key}", getattr(cell.evidence, key))
+    check_combination(cell)
 
 
 def _lookup(cell: Cell, key: str) -> Any:
@@ -144,45 +150,25 @@ def _check_evaluation(cell: Cell) -> None:
 
 
 KNOBS: dict[str, tuple[Any, ...]] = {
-    "solver": ("sinkhorn", "exact"),
+    "solver": ("sinkhorn", "exact", "unbalanced", "partial"),
     "flow": ("tmf", "release", "none"),
     "cost": ("euclidean", "sqeuclidean", "cosine"),
     "epsilon_scale": ("absolute", "max", "median", "mean"),
     "within_head": ("none", "permutation", "procrustes"),
     "rotary": ("none", "planes"),
-    "norms": ("half", "average"),
+    "half.norms": ("half", "average"),
+    "lesa.norms": ("layer0", "neighbours"),
+    "lesa.samples": ("directions", "inputs"),
+    "swap.scale": ("least_squares", "deviation"),
 }
+MAY_BE_ZERO = ("norm_weight", "long_seeds")
 
 
-def _check_knobs(align: AlignConfig) -> None:
-    """Knobs shared by several methods; a method's own YAML gives the defaults and so the types."""
-    for knob, value in align.knobs.items():
-        if knob in KNOBS and str(value) not in KNOBS[knob]:
-            raise ValueError(f"align.{knob}={value}: unknown; {nearest(str(value), KNOBS[knob])}.")
+def _check_knobs(group: str, choice: AlignConfig | EvidenceConfig) -> None:
+    """Knobs with named values, and numbers; the YAML of a method or a study gives the defaults and so the types."""
+    for knob, value in choice.knobs.items():
+        known = KNOBS.get(f"{choice.name}.{knob}", KNOBS.get(knob))
+        if known is not None and str(value) not in known:
+            raise ValueError(f"{group}.{knob}={value}: unknown; {nearest(str(value), known)}.")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            _positive(f"align.{knob}", value)
-
-
-def _check_combination(cell: Cell) -> None:
-    align = cell.align.name
-    if align in NO_NEW_CONTENT:
-        for key, value in (
-            ("zero_init", cell.zero_init),
-            ("norm_match", cell.norm_match),
-            ("update_match", cell.update_match),
-        ):
-            if value:
-                raise Meaningless(
-                    f"{key}={str(value).lower()} means nothing with align={align}: it makes no new weights."
-                )
-    if align == "none" and cell.num_new_layers:
-        raise Meaningless(f"num_new_layers={cell.num_new_layers} means nothing with align=none, the base itself.")
-    if cell.num_new_layers is not None and cell.num_new_layers < 0:
-        raise ValueError(f"num_new_layers={cell.num_new_layers}: 1 or more; left out: half the base's layers.")
-    if cell.num_new_layers == 0 and align != "none":
-        raise ValueError(f"num_new_layers=0 with align={align}: give 1 or more, or align=none for the base itself.")
-    if cell.zero_init and cell.update_match is not None:
-        raise Meaningless(f"update_match={cell.update_match} means nothing with zero_init=true: no update, no norm.")
-    for stage in ("cpt", "sft"):
-        if align == "none" and getattr(cell, stage).trainable == "new":
-            raise Meaningless(f"{stage}.trainable=new means nothing with align=none, which adds no layer.")
+            _positive(f"{group}.{knob}", value, zero=knob in MAY_BE_ZERO)

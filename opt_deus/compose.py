@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from opt_deus import checking
-from opt_deus.checking import FACTORS, Meaningless, is_runtime, nearest
-from opt_deus.config import NO_NEW_CONTENT, AlignConfig, Cell
+from opt_deus.checking import FACTORS, is_runtime, nearest
+from opt_deus.combinations import Meaningless
+from opt_deus.config import NO_NEW_CONTENT, AlignConfig, Cell, EvidenceConfig
 from opt_deus.naming import cell_folder, one_spelling
 
 ROOT = Path(__file__).resolve().parent
@@ -40,7 +41,7 @@ def compose_jobs(overrides: list[str], multirun: bool, name: str, config_dir: st
     Raises ValueError with one message (key, value, remedy) for anything that is wrong in any of them.
     """
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        search = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
+        search = _search(config_dir)
         if not multirun and (many := next((each for each in _parse(overrides) if each.is_sweep_override()), None)):
             raise ValueError(f"{many.input_line}: several values make a grid; add -m, or write one list as [a,b].")
         lists = expand_sweep(overrides, search) if multirun else [overrides]
@@ -48,17 +49,38 @@ def compose_jobs(overrides: list[str], multirun: bool, name: str, config_dir: st
     return _without_doubles(_skip_meaningless(jobs, multirun))
 
 
+def sweep_lines(overrides: list[str], config_dir: str | None = None) -> list[list[str]]:
+    """The grids of a command line, each as overrides for Hydra's sweeper: what is typed, and the experiment's axes."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        grids = _grids(overrides, _search(config_dir))
+    return [[*(f"{key}={value}" for key, value in grid.items()), *overrides] for grid in grids]
+
+
 def expand_sweep(overrides: list[str], search: list[str]) -> list[list[str]]:
-    """Every combination of a sweep, in Hydra's own order; an experiment's parameters come first, the user's win."""
+    """Every combination of every grid, once, in Hydra's own order; an experiment's axes come first, the user's win."""
     parsed = _parse(overrides)
     if any(each.key_or_group == "experiment" and each.is_sweep_override() for each in parsed):
         raise ValueError("+experiment: one named grid at a time; run the command once for each.")
-    fixed = [each.input_line for each in parsed if not each.is_sweep_override()]
-    params = _composed(search + fixed).hydra.sweeper.params or {}
+    found: list[list[str]] = []
+    for grid in _grids(overrides, search):
+        axes = [_values(each) for each in _parse([f"{key}={value}" for key, value in grid.items()]) + parsed]
+        known = {frozenset(each) for each in found}  # of earlier grids: one cell may be in several
+        found += [list(each) for each in itertools.product(*axes) if frozenset(each) not in known]
+    return found
+
+
+def _grids(overrides: list[str], search: list[str]) -> list[dict[str, str]]:
+    """Axes that the experiment adds to what is typed: hydra.sweeper.params, once for each entry of `grids`."""
+    parsed = _parse(overrides)
+    config = _composed(search + [each.input_line for each in parsed if not each.is_sweep_override()])
     typed = {each.key_or_group for each in parsed}
-    extra = _parse([f"{key}={value}" for key, value in params.items() if key not in typed])
-    axes = [_values(each) for each in extra + parsed]
-    return [list(combination) for combination in itertools.product(*axes)]
+    params = dict(config.hydra.sweeper.params or {})
+    grids = [{**params, **grid} for grid in config.grids or [{}]]
+    return [{key: str(value) for key, value in grid.items() if key not in typed} for grid in grids]
+
+
+def _search(config_dir: str | None) -> list[str]:
+    return [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
 
 
 def _values(override: Override) -> list[str]:
@@ -138,15 +160,17 @@ def _job(config: DictConfig, overrides: list[str], name: str) -> Job:
 
 def to_cell(config: DictConfig, overrides: list[str], name: str | None = None) -> Cell:
     """The typed cell of a composed configuration. DictConfig ends here."""
-    ours = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    ours = OmegaConf.masked_copy(config, [key for key in config if key not in ("hydra", "grids")])
     plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     plain["eval"]["data"] = plain["eval"]["data"] or {}  # {} as a default would not let a dict replace it
     plain["name"] = name if plain.get("name") is None else plain["name"]
     typed_overrides = _typed_overrides(overrides)
     if plain["align"]["name"] in NO_NEW_CONTENT and "zero_init" not in typed_overrides:
         plain["zero_init"] = False
-    plain["align"] = _with_knobs(plain["align"])
-    _check_types(plain["align"])
+    plain["align"] = _with_knobs(plain["align"], AlignConfig)
+    plain["evidence"] = _with_knobs(plain["evidence"], EvidenceConfig)
+    for group in ("align", "evidence"):
+        _check_types(group, plain[group])
     plain["reference"] = _reference(plain["update_match"])
     plain["overrides"] = {
         key: value for key, value in typed_overrides.items() if key not in FACTORS and not is_runtime(key)
@@ -162,21 +186,23 @@ def to_cell(config: DictConfig, overrides: list[str], name: str | None = None) -
         raise ValueError(f"{key}={_select(plain, key)}: {_first_line(error)}.") from None
 
 
-def _with_knobs(align: dict[str, Any]) -> dict[str, Any]:
-    """A method's YAML: what every method has, and its own knobs apart."""
-    known = {field.name for field in fields(AlignConfig)}
-    knobs = {key: value for key, value in align.items() if key not in known}
-    return {key: value for key, value in align.items() if key in known} | {"knobs": knobs}
+def _with_knobs(choice: dict[str, Any], schema: type) -> dict[str, Any]:
+    """The YAML of a method or a study: what every one has, and its own knobs apart."""
+    known = {field.name for field in fields(schema)}
+    knobs = {key: value for key, value in choice.items() if key not in known}
+    return {key: value for key, value in choice.items() if key in known} | {"knobs": knobs}
 
 
-def _check_types(align: dict[str, Any]) -> None:
-    """A knob has the kind (truth value, number, word) of its default in the method's YAML."""
-    file = CONF / "align" / f"{align['name']}.yaml"
+def _check_types(group: str, choice: dict[str, Any]) -> None:
+    """A knob has the kind (truth value, number, word) of its default in the YAML; a default of null takes any."""
+    file = CONF / group / f"{choice['name']}.yaml"
     defaults = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
-    for knob, value in align["knobs"].items():
+    for knob, value in choice["knobs"].items():
         default = defaults.get(knob, value)
+        if default is None or value is None:
+            continue
         if any(isinstance(default, kind) != isinstance(value, kind) for kind in (bool, (int, float))):
-            raise ValueError(f"align.{knob}={value}: must be of the kind of its default, {default}.")
+            raise ValueError(f"{group}.{knob}={value}: must be of the kind of its default, {default}.")
 
 
 def _reference(name: str | None) -> dict[str, Any] | None:
@@ -186,7 +212,7 @@ def _reference(name: str | None) -> dict[str, Any] | None:
     makers = sorted(file.stem for file in (CONF / "align").glob("*.yaml") if file.stem not in NO_NEW_CONTENT)
     if name not in makers:
         raise ValueError(f"update_match={name}: no method that makes layers; {nearest(name, makers)}.")
-    return _with_knobs(OmegaConf.to_container(OmegaConf.load(CONF / "align" / f"{name}.yaml")))
+    return _with_knobs(OmegaConf.to_container(OmegaConf.load(CONF / "align" / f"{name}.yaml")), AlignConfig)
 
 
 def _select(plain: dict, key: str) -> Any:

@@ -32,6 +32,7 @@ class AlignConfig:
     make: str | None  # "package.module:function"; None for solar and none, which make nothing
     parents: str  # both | lower | upper | none: which neighbours the method needs
     seeded: bool = False  # True when the cell's seed changes the made layer
+    calibrated: bool = False  # True when the calibration text changes it
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -114,7 +115,14 @@ class TrackerConfig:
 
 @dataclass
 class EvidenceConfig:
+    """What is measured of the method before any training (conf/evidence/): a study and its knobs."""
+
     name: str = "none"
+    measure: str | None = None  # "package.module:function"; None for none
+    seeded: bool = False  # True when the cell's seed changes the finding
+    tokens: int = 8192  # of held-out text, and as many of calibration text
+    length: int = 256  # tokens of a block; a longer document is cut here
+    knobs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -133,10 +141,12 @@ class Cell:
     tracker: TrackerConfig
     store: StoreConfig
     zero_init: bool = True
+    zero_weights: str = "both"  # which output projections zero_init zeroes: both | attention | mlp
     norm_match: bool = False
     update_match: str | None = None
     reference: AlignConfig | None = None  # the method that update_match names
     num_new_layers: int | None = None
+    rounds: int = 1
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"

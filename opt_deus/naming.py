@@ -9,7 +9,8 @@ from typing import Any
 
 from opt_deus.config import Cell
 
-SHORT = {"num_new_layers": "k", "norm_match": "normmatch", "update_match": "updatematch", "model": "", "data": ""}
+SHORT = {"num_new_layers": "k", "norm_match": "normmatch", "update_match": "updatematch"}
+SHORT |= dict.fromkeys(("model", "data", "evidence"), "")
 LONGEST = 150
 
 

@@ -17,7 +17,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from opt_deus.compose import CONF, Job, compose_jobs, to_cell
+from opt_deus.compose import CONF, Job, compose_jobs, sweep_lines, to_cell
 from opt_deus.naming import cell_folder
 
 REPORTS = Path("multirun_reports")
@@ -76,7 +76,7 @@ def _launch(parsed, jobs: list[Job], name: str) -> int:
     flags = [f"--config-dir={parsed.config_dir}"] if parsed.config_dir else []
     broken = 0
     try:
-        _run_all(parsed, jobs, name, flags)
+        _run_all(parsed, name, flags)
     except SystemExit as stop:
         broken = 1
         if isinstance(stop.code, str):  # fail_fast
@@ -98,24 +98,14 @@ def _hide_machine_paths(sweep: Path) -> None:
         path.write_text(path.read_text().replace(str(CONF), "conf").replace(str(Path.cwd()), "."))
 
 
-def _run_all(parsed, jobs: list[Job], name: str, flags: list[str]) -> None:
-    if parsed.multirun:
-        _hand_over(["-m", *flags, *_hydra_overrides(parsed, jobs), "hydra.sweeper.params=null", f"name={name}"])
-    else:
-        _hand_over([*flags, *(each for each in parsed.overrides if not each.startswith("name=")), f"name={name}"])
-
-
-def _hydra_overrides(parsed, jobs: list[Job]) -> list[str]:
-    """The command line with the experiment's sweep parameters spelled out (the command line's own values win)."""
-    typed = [each for each in parsed.overrides if not each.startswith("name=")]
-    keys = {each.lstrip("+~").partition("=")[0] for each in typed}
-    extra: dict[str, list[str]] = {}
-    for job in jobs:
-        for line in job.overrides:
-            key, _, value = line.partition("=")
-            if key.lstrip("+~") not in keys and value not in extra.setdefault(key, []):
-                extra[key].append(value)
-    return [f"{key}={','.join(values)}" for key, values in extra.items()] + typed
+def _run_all(parsed, name: str, flags: list[str]) -> None:
+    """One sweep of Hydra's for each grid; cells that two grids share are found in the store the second time."""
+    overrides = [each for each in parsed.overrides if not each.startswith("name=")]
+    if not parsed.multirun:
+        _hand_over([*flags, *overrides, f"name={name}"])
+        return
+    for line in sweep_lines(overrides, parsed.config_dir):
+        _hand_over(["-m", *flags, *line, "hydra.sweeper.params=null", f"name={name}"])
 
 
 def _hand_over(arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opt_deus.checking import Meaningless
+from opt_deus.combinations import Meaningless
 from opt_deus.compose import compose_jobs
 
 
@@ -151,7 +151,7 @@ def test_data_of_local_tasks_is_a_dict_of_the_users_own():
         (["cpt.schedule=cosin"], "cpt.schedule=cosin.*'cosine'"),
         (["align=ot_structured", "align.mlp=no"], "align.mlp=no"),
         (["align.epsilon=abc"], "align.epsilon=abc"),
-        (["align.solver=partial"], "align.solver=partial"),
+        (["align.solver=partal"], "align.solver=partal.*nearest: 'partial'"),
     ],
 )
 def test_bad_single_cells_are_refused(overrides, message):

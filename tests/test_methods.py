@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from opt_deus import transport
-from opt_deus.methods import Heads, Parents, aligned, average, copy, norm_match
+from opt_deus.methods import Base, Heads, Parents, aligned, average, copy, norm_match
 from opt_deus.models.blocks import LLAMA
 from opt_deus.transport import DensePlan, PlanError, cost, solve_exact, solve_sinkhorn
 
@@ -39,6 +39,18 @@ def random_layer(seed: int, biases: bool = False, scale: float = 0.5) -> dict[st
 
 def parents(lower: int = 0, upper: int = 1, **knobs) -> Parents:
     return Parents(random_layer(lower, **knobs), random_layer(upper, **knobs), LLAMA, HEADS, "layer 5")
+
+
+def in_a_base(inputs: Parents, num_layers: int = 5) -> Parents:
+    """The parents as layers 2 and 3 of a base of random layers, whose units do random things."""
+    layers = [random_layer(10 + index, biases=True) for index in range(num_layers)]
+    layers[2:4] = inputs.lower, inputs.upper
+
+    def activations(index: int, axis: str) -> torch.Tensor:
+        return torch.randn(50, SIZES[axis], generator=torch.Generator().manual_seed(index))
+
+    base = Base(num_layers, lambda index, name: layers[index][name], activations)
+    return replace(inputs, base=base, layer=2)
 
 
 def repeated(plan_map: torch.Tensor) -> torch.Tensor:
@@ -261,6 +273,7 @@ def test_tensors_outside_the_table_are_refused():
 def test_every_choice_states_its_function_and_all_its_knobs(path):
     choice = yaml.safe_load(path.read_text())
     head = {key: choice.pop(key) for key in ("name", "make", "parents", "seeded")}
+    choice.pop("calibrated", None)
     assert head["name"] == path.stem
     if head["make"] is None:
         assert head["parents"] == "none" and not choice
@@ -269,7 +282,7 @@ def test_every_choice_states_its_function_and_all_its_knobs(path):
     make = getattr(importlib.import_module(module), function)
     _, *knobs = inspect.signature(make).parameters.values()
     assert choice == {knob.name: knob.default for knob in knobs}
-    made, diagnostics = make(parents(biases=True, scale=5.0), **choice)
+    made, diagnostics = make(in_a_base(parents(biases=True, scale=5.0)), **choice)
     assert head["parents"] in ("both", "lower", "upper") and made.keys() == random_layer(0, biases=True).keys()
     keys = {"solver", "mass", "marginal_error", "cost_identity", "cost_plan", "effective_support", "aligned_norm_ratio"}
     assert all(keys <= set(numbers) for numbers in diagnostics.values()) and diagnostics

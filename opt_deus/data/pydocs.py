@@ -55,8 +55,11 @@ def versions(packages: list[str]) -> dict[str, str]:
     found = {}
     for package in packages:
         locate(package)
-        distributions = importlib.metadata.packages_distributions().get(package, [package])
-        found[package] = importlib.metadata.version(distributions[0])
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # its distribution has another name: a slow search
+            distributions = importlib.metadata.packages_distributions().get(package, [package])
+            found[package] = importlib.metadata.version(distributions[0])
     return found
 
 

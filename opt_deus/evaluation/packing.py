@@ -7,6 +7,7 @@ rounding of float32, which `agrees` checks on the longest document of every run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 Request = tuple[object, list[int], list[int]]  # lm-eval's: (strings, context tokens, continuation tokens)
 Answer = tuple[float, bool]  # log p(continuation | context), whether it is what greedy decoding gives
 MAX_CHOICES = 8  # in one sequence: documents without a context (BLiMP) would otherwise all share one
-TOLERANCE = 1e-3  # of a sum of natural logarithms; a mask that a model ignores is off by whole units
+TOLERANCE = 1e-3  # absolute and relative, of summed logarithms; a mask that a model ignores is off by whole units
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ def agrees(model: torch.nn.Module, longest: Packed) -> bool:
     ]
     together = score(model, [longest], autocast)
     return all(
-        abs(together[index][0] - plain(model, one, autocast)) < TOLERANCE for one in alone for index in one.requests
+        math.isclose(together[index][0], plain(model, one, autocast), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        for one in alone
+        for index in one.requests
     )
 
 

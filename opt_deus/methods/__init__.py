@@ -7,13 +7,15 @@ one such function and one YAML in conf/align/.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from opt_deus.models.blocks import Block, Weight
+from opt_deus.transport import Map
 
 Layer = dict[str, Tensor]
 Diagnostics = dict[str, dict]
@@ -33,10 +35,35 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Base:
+    """What a method may ask of the whole base, beyond its two parents; everything is computed when first asked for.
+
+    num_layers: of the base. weight(layer, name): one tensor of one layer, name relative to the layer.
+    activations(layer, axis): what the units of an axis of the block's table do on calibration text, float32
+    (tokens, units), sink positions left out. seed: the cell's, the same in every slot. memo: what a method computes
+    once for all slots (once).
+    """
+
+    num_layers: int
+    weight: Callable[[int, str], Tensor]
+    activations: Callable[[int, str], Tensor]
+    seed: int = 0
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """compute() at the first call with a key, its result at later ones."""
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return self.memo[key]
+
+
+@dataclass(frozen=True)
 class Parents:
     """What a method may see: a read-only view of the base from one slot.
 
     lower, upper: tensors of the layers below and above by name relative to the layer; None where there is none.
+    base, layer: the whole base, and the lower parent's index in it; None where parents stand alone (tests).
+    maps: where a method leaves, by weight name, how it brought the lower layer's rows into the upper layer's order.
     ValueError if a tensor is not in the architecture's table: a method must never fall through to something else.
     """
 
@@ -47,6 +74,9 @@ class Parents:
     where: str  # names the slot in messages, e.g. "layer 16"
     seed: int = 0  # of what a method draws; where enters too, so that slots differ
     device: torch.device | str = "cpu"  # where plans are solved
+    base: Base | None = None
+    layer: int | None = None
+    maps: dict[str, Map] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = {weight.name for weight in self.block.weights}

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from opt_deus import transport
@@ -86,32 +87,46 @@ def ot(
     epsilon_scale: str = "absolute",
     flow: str = "tmf",
     cost: str = "euclidean",
+    bias: bool = False,
+    mass: float = 0.8,
+    penalty: float = 1.0,
     tolerance: float = 1e-4,
     max_iterations: int = 50_000,
 ) -> tuple[Layer, Diagnostics]:
     """The paper's formulas, done right: float64, plans that are checked, maps rescaled to weighted means.
 
     epsilon: entropic regularisation in units of epsilon_scale of the cost (absolute: of the raw distance, as in the
-    paper; max is what 0.06 meant in its source, Imfeld et al. 2024). tolerance: marginal error in L1. PlanError names
-    layer and weight if a solution misses it.
+    paper; max is what 0.06 meant in its source, Imfeld et al. 2024). bias: appended to its neuron's row before
+    distances are taken. mass: the share that solver=partial moves. penalty: of the marginals in solver=unbalanced, in
+    the units of epsilon. tolerance: marginal error in L1. PlanError names layer and weight if a solution misses it.
     """
-    if solver not in ("sinkhorn", "exact"):
-        raise ValueError(f"align.solver={solver}: unknown; choose sinkhorn or exact.")
     if epsilon_scale not in SCALES:
         raise ValueError(f"align.epsilon_scale={epsilon_scale}: unknown; choose one of {', '.join(SCALES)}.")
 
+    def entropic(costs: Tensor) -> Plan:
+        unit = SCALES[epsilon_scale](costs) or 1.0
+        if solver == "unbalanced":
+            return transport.solve_unbalanced(costs, epsilon * unit, penalty * unit, max_iterations)
+        return transport.solve_sinkhorn(costs, epsilon * unit, tolerance, max_iterations)
+
+    solvers: dict[str, Callable[[Tensor], Plan]] = {
+        "sinkhorn": entropic,
+        "exact": transport.solve_exact,
+        "unbalanced": entropic,
+        "partial": lambda costs: transport.solve_partial(costs, mass),
+    }
+    if solver not in solvers:
+        raise ValueError(f"align.solver={solver}: unknown; choose one of {', '.join(solvers)}.")
+
     def solve(where: str, below: Tensor, above: Tensor) -> tuple[Plan, dict]:
         costs = transport.cost(below, above, cost)
-        if solver == "exact":
-            plan = transport.solve_exact(costs)
-        else:
-            plan = transport.solve_sinkhorn(
-                costs, epsilon * (SCALES[epsilon_scale](costs) or 1.0), tolerance, max_iterations
-            )
-        numbers = transport.check_plan(plan, where, tolerance)
-        return plan, numbers | _costs(plan, costs)
+        plan = solvers[solver](costs)
+        if solver in ("unbalanced", "partial"):
+            asked = mass if solver == "partial" else None
+            return plan, transport.check_relaxed_plan(plan, where, asked, tolerance) | _costs(plan, costs)
+        return plan, transport.check_plan(plan, where, tolerance) | _costs(plan, costs)
 
-    return align_with(parents, flow, solve)
+    return align_with(parents, flow, solve, bias)
 
 
 def ot_exact(parents: Parents, flow: str = "tmf", cost: str = "euclidean") -> tuple[Layer, Diagnostics]:
@@ -142,12 +157,13 @@ def _costs(plan: Plan, costs: Tensor) -> dict[str, float | None]:
     }
 
 
-def align_with(parents: Parents, flow: str, solve: Solver) -> tuple[Layer, Diagnostics]:
+def align_with(parents: Parents, flow: str, solve: Solver, bias: bool = False) -> tuple[Layer, Diagnostics]:
     """The common walk along the table, with any solver: pre-align, solve, map, average.
 
-    solve is given "layer, weight" for messages, the pre-aligned lower matrix and the upper one; it returns the plan and
-    what to record of it.
+    solve is given "layer, weight" for messages, the pre-aligned lower matrix and the upper one (with bias: their biases
+    as a last column, where they have any); it returns the plan and what to record of it.
     """
+    biases = _biases(parents) if bias else {}
     stream = Flow(parents.block, parents.heads, flow)
     layer, diagnostics = {}, {}
     plan = None
@@ -159,9 +175,25 @@ def align_with(parents: Parents, flow: str, solve: Solver) -> tuple[Layer, Diagn
             aligned = plan.on_rows(below)  # a bias follows its weight, the matrix before it in the table
         else:
             moved = stream.pre_align(below, weight.columns)
-            plan, numbers = solve(f"{parents.where}, {weight.name}", moved, above)
+            points = [moved, above]
+            if weight.name in biases:
+                pair = zip(points, parents.pair(biases[weight.name]), strict=True)
+                points = [torch.cat([rows, last[:, None]], 1) for rows, last in pair]
+            plan, numbers = solve(f"{parents.where}, {weight.name}", *points)
             stream.plans[weight.rows].append(plan)
+            parents.maps[weight.name] = plan
             aligned = plan.on_rows(moved)
             diagnostics[weight.name] = diagnose(plan.solver, **numbers, aligned_norm_ratio=norm_ratio(aligned, below))
         layer[weight.name] = mean_of(aligned, parents, weight.name)
     return layer, diagnostics
+
+
+def _biases(parents: Parents) -> dict[str, str]:
+    """Matrix -> its bias, which follows it in the table."""
+    found, matrix = {}, None
+    for weight in parents.weights:
+        if weight.columns is not None:
+            matrix = weight.name
+        elif not weight.norm:
+            found[matrix] = weight.name
+    return found

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from opt_deus.methods import Diagnostics, Layer, Parents, diagnose, mean_of
+from opt_deus.transport import Assignment
 
 
 def avg(parents: Parents) -> tuple[Layer, Diagnostics]:
@@ -12,6 +15,7 @@ def avg(parents: Parents) -> tuple[Layer, Diagnostics]:
         below, above = parents.pair(weight.name)
         layer[weight.name] = mean_of(below, parents, weight.name)
         if weight.columns is not None:
+            parents.maps[weight.name] = Assignment(torch.arange(len(below)), solver="identity")
             apart = (below - above).norm(dim=1).mean().item()
             diagnostics[weight.name] = diagnose(
                 "identity",

@@ -74,6 +74,7 @@ def average_relabelled(parents: Parents, symmetry: Symmetry, solver: str) -> tup
         aligned = symmetry(weight, below)
         layer[weight.name] = mean_of(aligned, parents, weight.name)
         if weight.columns is not None:
+            parents.maps[weight.name] = symmetry.rows(weight, len(below))
             diagnostics[weight.name] = diagnose(
                 solver,
                 mass=1.0,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from opt_deus.methods import Heads, Parents
 from opt_deus.models.blocks import Weight
+from opt_deus.transport import Assignment, LinearMap, Map
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Symmetry:
             return tensor
         # every turn is orthogonal, so a column turns as a row does
         return self._along(weight.columns, tensor.T, weight.signed).T
+
+    def rows(self, weight: Weight, size: int) -> Map:
+        """How a weight's rows (size of them) go over into the relabelled layer's."""
+        _, turns = self._action(weight.rows, weight.signed)
+        if turns is not None:
+            turned = self._along(weight.rows, torch.eye(size, dtype=turns.dtype, device=turns.device), weight.signed)
+            moved = ((turned == 0) | (turned == 1)).all()  # turned by whole units is but moved
+            return Assignment(turned.argmax(1)) if moved else LinearMap(turned)
+        return Assignment(self._along(weight.rows, torch.arange(size)[:, None], weight.signed).flatten())
 
     def _along(self, axis: str, tensor: Tensor, signed: bool) -> Tensor:
         """The tensor with its first axis relabelled and turned, where the axis is free."""

@@ -48,9 +48,14 @@ def layer_parameter_names(model: nn.Module, indices: Iterable[int]) -> list[str]
     return [f"{prefix}.{index}.{name}" for index in indices for name, _ in layers[index].named_parameters()]
 
 
-def zero_outputs(block: Block, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Zero-initialisation: output projections (weights and biases) become 0, so that the layer passes its input on."""
-    return {name: torch.zeros_like(t) if name in block.zeroed else t for name, t in tensors.items()}
+def zero_outputs(block: Block, tensors: dict[str, Tensor], which: str = "both") -> dict[str, Tensor]:
+    """Zero-initialisation: output projections (weights and biases) become 0, so that the layer passes its input on.
+
+    which: both; or attention's or mlp's alone (then the other part still acts).
+    """
+    rows = {"both": {"attention_output", "mlp_output"}, "attention": {"attention_output"}, "mlp": {"mlp_output"}}[which]
+    names = {weight.name for weight in block.weights if weight.zeroed and weight.rows in rows}
+    return {name: torch.zeros_like(t) if name in names else t for name, t in tensors.items()}
 
 
 def deepen(base: nn.Module, plan: Plan, made: dict[int, dict[str, Tensor]]) -> nn.Module:

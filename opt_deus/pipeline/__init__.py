@@ -6,16 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from opt_deus import evaluation, models, training
 from opt_deus.config import NO_NEW_CONTENT, Cell
-from opt_deus.pipeline import stages
-from opt_deus.pipeline.bench import Bench, State
-from opt_deus.pipeline.record import failure, new_record, read_record, write_record, write_samples
+from opt_deus.pipeline import rounds, stages, studying
+from opt_deus.pipeline.bench import Bench, State, device_of
+from opt_deus.pipeline.exporting import export_cell, export_plans
+from opt_deus.pipeline.record import failure, new_record, read_record, write_evidence, write_record, write_samples
 from opt_deus.store import Artefact
 
-__all__ = ["Bench", "export_cell", "read_record", "run_cell", "skip_cell", "stages"]
+__all__ = ["Bench", "export_cell", "export_plans", "read_record", "run_cell", "skip_cell", "stages"]
 
 
 def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -50,27 +49,12 @@ def skip_cell(cell: Cell, folder: Path, reason: str) -> dict[str, Any]:
     return record
 
 
-def export_cell(cell: Cell, out: Path) -> None:
-    """Builds one deeper model and writes it as a Hugging Face checkpoint in the base checkpoint's dtype."""
-    bench = Bench(cell, _device(cell.device))
-    _, state = stages.expand(bench)
-    knobs = {key: getattr(cell, key) for key in ("zero_init", "norm_match", "update_match")} | cell.align.knobs
-    method = f"align={cell.align.name} " + " ".join(f"{key}={value}" for key, value in knobs.items())
-    models.export(
-        bench.model(state).to("cpu"),
-        bench.tokenizer,
-        out,
-        models.checkpoint_dtype(bench.base.folder),
-        models.model_card(bench.base, bench.plan, method),
-    )
-
-
 class _Cell:
     """One run of one cell: the bench, and the record as it fills."""
 
     def __init__(self, cell: Cell, folder: Path, record: dict[str, Any], run: Any) -> None:
         self.cell, self.folder, self.record, self.tracked = cell, folder, record, run
-        self.bench = Bench(cell, _device(cell.device))
+        self.bench = Bench(cell, device_of(cell.device))
         self.rows: dict[str, Any] = {}
         self.logs: list[Path] = []
 
@@ -78,8 +62,11 @@ class _Cell:
         self._identify()
         base = State(self.bench.base.fingerprint, shared=stages.lowest_new(self.bench))
         self._evaluate("base", base)
+        if self.cell.rounds > 1:
+            self._grow_earlier_rounds()
         initial = self._expand()
         self._evaluate("initial", initial)
+        self._study(initial)
         trained = self._train("cpt", initial)
         self._train("sft", trained)
         write_samples(self.folder, self.record, self.rows)
@@ -108,11 +95,28 @@ class _Cell:
         trainable = total if everything else total - base
         record["parameters"] = {"base": base, "total": total, "trainable": trainable}
 
+    def _grow_earlier_rounds(self) -> None:
+        """From here on the cell works on the last round; its record shows the layers of all."""
+        self.bench = bench = rounds.last_round(self.bench)
+        self.record["plan"] |= {
+            "layers": bench.plan.layers,
+            "inserted": bench.new_layers,
+            "parents": bench.plan.parents,  # of the last round, in the model that the one before left
+        }
+
     def _expand(self) -> State:
         artefact, state = stages.expand(self.bench)
         self._note("expand", artefact)
         self.record["expand"] = artefact.details
         return state
+
+    def _study(self, initial: State) -> None:
+        if self.cell.evidence.measure is None:
+            return
+        artefact = studying.study(self.bench, initial)
+        self._note("evidence", artefact)
+        self.record["evidence"][self.cell.evidence.name] = artefact.details["summary"]
+        write_evidence(self.folder, studying.rows_of(artefact))
 
     def _train(self, stage: str, start: State) -> State:
         result = stages.train(self.bench, stage, start, callbacks=self.tracked.callbacks)
@@ -145,9 +149,3 @@ class _Cell:
             artefacts[stage] = artefact.name
         if artefact.reused:
             artefacts["reused"].append(stage)
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from opt_deus import data, models, training
@@ -30,7 +31,7 @@ class State:
 
     key: str
     made: tuple[tuple[int, Path | int], ...] = ()  # output index -> its file, or the base layer copied (SOLAR)
-    zero_init: bool = False
+    zeroed: str | None = None  # which output projections of new layers started as zero: both | attention | mlp
     trained: tuple[Path, ...] = ()  # in order: SFT may train less than CPT did
     shared: int = 0
 
@@ -38,12 +39,16 @@ class State:
 class Bench:
     """One cell's base, text, plan, store, and the one model that is held in memory."""
 
-    def __init__(self, cell: Cell, device: str) -> None:
+    def __init__(self, cell: Cell, device: str, base: Base | None = None, carried: tuple[int, ...] = ()) -> None:
+        """base, carried: of a later round, the model that the one before left, and which of its layers are new."""
         self.cell = cell
+        self.carried = carried
         self.device = device
         self.store = Store(cell.store.root)
         self.cache = Store(models.cache_root())
         self._held: tuple[str, Any] | None = None
+        if base is not None:
+            self.base = base
 
     @cached_property
     def corpus(self) -> data.Corpus:
@@ -67,6 +72,11 @@ class Bench:
     @cached_property
     def plan(self) -> Plan:
         return plan_of(self.cell, self.base.num_layers)
+
+    @property
+    def new_layers(self) -> list[int]:
+        """Output indices of the layers that the original base does not have."""
+        return [index for index, slot in enumerate(self.plan.slots) if slot.new or slot.lower in self.carried]
 
     @cached_property
     def precision(self) -> str:
@@ -106,11 +116,18 @@ class Bench:
         return model
 
     def made_layers(self, state: State, base_model: Any) -> dict[int, dict[str, Any]]:
-        """Output index -> tensors of the new layer, zero-initialised where the state says so."""
+        """Output index -> tensors of the new layer, zero-initialised as the state says."""
         block = block_for(self.base.model_type)
         made = {}
         for index, source in state.made:
             copied = isinstance(source, int)
             tensors = models.layer_tensors(base_model, source) if copied else load_file(source)
-            made[index] = models.zero_outputs(block, tensors) if state.zero_init else tensors
+            made[index] = models.zero_outputs(block, tensors, state.zeroed) if state.zeroed else tensors
         return made
+
+
+def device_of(name: str) -> str:
+    """cfg.device with "auto" decided."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"

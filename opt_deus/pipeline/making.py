@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from opt_deus import methods, models, training
+from opt_deus import methods
 from opt_deus.config import AlignConfig
-from opt_deus.models.blocks import block_for
-from opt_deus.models.updates import Stream, Updates, streams
+from opt_deus.models.updates import Updates
 from opt_deus.pipeline.bench import Bench
+from opt_deus.pipeline.view import View
 from opt_deus.store import Artefact
+from opt_deus.transport import save_maps
 
 VERSION = 1  # raised when a change of code changes what a method makes
-MADE = "layer.safetensors"
-CALIBRATION_BLOCKS, CALIBRATION_LENGTH = 8, 256
+MADE, MAPS = "layer.safetensors", "maps.safetensors"
 
 
 class Makers:
@@ -30,14 +28,13 @@ class Makers:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.cell = bench.cell
-        self.model: Any = None
-        self._streams: dict[int, Stream] | None = None
+        self.view = View(bench)
 
     def __enter__(self) -> Makers:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.model = self._streams = None
+        self.view = View(self.bench)
 
     def layer(self, lower: int, upper: int | None) -> Artefact:
         """One made layer: the method's own, then (norm_match, update_match) rescaled."""
@@ -53,7 +50,30 @@ class Makers:
             )
         return made
 
+    def maps(self, lower: int, upper: int | None) -> Artefact:
+        """How the method brings the lower layer's neurons into the upper one's order: solved again, its plans kept."""
+        align = self.cell.align
+
+        def solve(folder: Path) -> dict[str, Any]:
+            parents = self.view.parents(lower, upper)
+            _, blocks = call(align, parents)
+            about = {"lower": lower, "upper": upper, "align": align.name, **align.knobs, "diagnostics": blocks}
+            save_maps(parents.maps, folder / MAPS, about)
+            return {"weights": sorted(parents.maps)}
+
+        return self.bench.store.get("maps", self._key(align, lower, upper), solve)
+
     def _made(self, align: AlignConfig, lower: int, upper: int | None) -> Artefact:
+        def make(folder: Path) -> dict[str, Any]:
+            parents, start = self.view.parents(lower, upper), time.perf_counter()
+            tensors, blocks = call(align, parents)
+            _check_finite(tensors, f"align={align.name}: {parents.where}")
+            _save(tensors, folder)
+            return {"blocks": blocks, "seconds": time.perf_counter() - start}
+
+        return self.bench.store.get("layer", self._key(align, lower, upper), make)
+
+    def _key(self, align: AlignConfig, lower: int, upper: int | None) -> dict[str, Any]:
         key = {
             "version": VERSION,
             "base": self.bench.base.fingerprint,
@@ -61,15 +81,7 @@ class Makers:
             "align": {"name": align.name, "make": align.make, **align.knobs},
             "seed": self.cell.seed if align.seeded else None,
         }
-
-        def make(folder: Path) -> dict[str, Any]:
-            parents, start = self._parents(lower, upper), time.perf_counter()
-            tensors, blocks = _function(align)(parents, **align.knobs)
-            _check_finite(tensors, f"align={align.name}: {parents.where}")
-            _save(tensors, folder)
-            return {"blocks": blocks, "seconds": time.perf_counter() - start}
-
-        return self.bench.store.get("layer", key, make)
+        return key | {"text": self.bench.corpus.fingerprint} if align.calibrated else key
 
     def _derived(self, plain: Artefact, what: str, key: dict | None, rescale: Any) -> Artefact:
         """A rescaled copy of a made layer, under its own key; the plain one's diagnostics go with it."""
@@ -81,52 +93,19 @@ class Makers:
         return self.bench.store.get("layer", {"plain": plain.hash, "rescaled": what, "with": key}, build)
 
     def _norm_matched(self, made: Artefact, lower: int, upper: int | None) -> dict[str, torch.Tensor]:
-        return methods.norm_match(self._parents(lower, upper), load_file(made.path / MADE))
+        return methods.norm_match(self.view.parents(lower, upper), load_file(made.path / MADE))
 
     def _update_matched(self, made: Artefact, reference: Artefact, lower: int) -> dict[str, torch.Tensor]:
         """One factor on o_proj and down_proj: the update's norm on calibration text becomes the reference method's."""
-        updates = Updates(self._base(), self._calibration()[lower])
-        outputs = block_for(self.bench.base.model_type).zeroed
+        updates = Updates(self.view.model, self.view.streams[lower])
         target = updates.norm(load_file(reference.path / MADE))
-        return updates.matched(load_file(made.path / MADE), outputs, target)
-
-    def _calibration(self) -> dict[int, Stream]:
-        """Base states on calibration text, which evaluation never sees, at every gap of the plan."""
-        if self._streams is None:
-            tokens = CALIBRATION_BLOCKS * CALIBRATION_LENGTH
-            text = itertools.cycle(self.bench.corpus.calibration)  # a small corpus is read again
-            blocks = training.packed_blocks(text, self.bench.tokenizer, tokens, CALIBRATION_LENGTH)
-            gaps = [slot.lower for slot in self.bench.plan.slots if slot.new]
-            self._streams = streams(self._base(), torch.from_numpy(blocks.blocks.astype("int64")), gaps)
-        return self._streams
-
-    def _base(self) -> Any:
-        if self.model is None:
-            self.model = self.bench.base_model()
-        return self.model
-
-    def _parents(self, lower: int, upper: int | None) -> methods.Parents:
-        model = self._base()
-        config = model.config
-        return methods.Parents(
-            lower=models.layer_tensors(model, lower),
-            upper=None if upper is None else models.layer_tensors(model, upper),
-            block=block_for(self.bench.base.model_type),
-            heads=methods.Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim),
-            where=f"new layer after {lower}",
-            seed=_mixed(self.cell.seed, lower, upper),
-            device=self.bench.device,
-        )
+        return updates.matched(load_file(made.path / MADE), self.view.block.zeroed, target)
 
 
-def _function(align: AlignConfig) -> Any:
+def call(align: AlignConfig, parents: methods.Parents) -> tuple[methods.Layer, methods.Diagnostics]:
+    """What a method makes of parents."""
     module, _, name = align.make.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def _mixed(seed: int, lower: int, upper: int | None) -> int:
-    """A different stream of random numbers for every slot of every seed."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{lower}/{upper}".encode()).digest()[:6], "big")
+    return getattr(importlib.import_module(module), name)(parents, **align.knobs)
 
 
 def _check_finite(tensors: dict[str, torch.Tensor], where: str) -> None:

@@ -21,7 +21,7 @@ from opt_deus.naming import arm_name
 
 SCHEMA_VERSION = 1
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "lm-eval", "POT", "numpy", "scipy", "hydra-core")
-RECORD, SAMPLES = "record.json", "samples.parquet"
+RECORD, SAMPLES, EVIDENCE = "record.json", "samples.parquet", "evidence.parquet"
 CODE = (":/opt_deus", ":/conf", ":/experiments")  # what a result depends on, from the root of the checkout
 
 
@@ -137,3 +137,11 @@ def write_samples(folder: Path, record: dict[str, Any], rows: dict[str, pandas.D
     aside = folder / (SAMPLES + ".part")
     pandas.concat(frames)[SAMPLE_COLUMNS].to_parquet(aside, index=False)
     aside.replace(folder / SAMPLES)
+
+
+def write_evidence(folder: Path, rows: pandas.DataFrame) -> None:
+    """A study's values by item, beside the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / (EVIDENCE + ".part")
+    rows.to_parquet(aside, index=False)
+    aside.replace(folder / EVIDENCE)

@@ -19,13 +19,14 @@ from opt_deus.pipeline.making import MADE, Makers
 from opt_deus.store import Artefact
 
 # Raised when a change of code changes a stage's results: artefacts of older versions are then not reused.
-VERSIONS = {"expand": 1, "cpt": 1, "sft": 3, "eval": 1}
+VERSIONS = {"expand": 2, "cpt": 1, "sft": 3, "eval": 1}
 TRAINED, ROWS, LOG = "trained.safetensors", "rows.parquet", "log.jsonl"
 
 
 def expand(bench: Bench) -> tuple[Artefact, State]:
     """The deeper model right after expansion, self-checked. details: seconds, blocks per output index, self_check."""
     cell, slots = bench.cell, bench.plan
+    zeroed = cell.zero_weights if cell.zero_init else None
     layers: dict[int, Artefact] = {}
     if cell.align.make is not None:
         new = [(index, slot) for index, slot in enumerate(slots.slots) if slot.new]
@@ -38,26 +39,26 @@ def expand(bench: Bench) -> tuple[Artefact, State]:
         "base": bench.base.fingerprint,
         "slots": [[slot.lower, slot.upper, slot.new] for slot in slots.slots],
         "layers": {str(index): artefact.hash for index, artefact in layers.items()},
-        "zero_init": cell.zero_init,
+        "zeroed": zeroed,
     }
-    unchecked = State("", made, cell.zero_init)
+    unchecked = State("", made, zeroed)
 
     def build(folder: Path) -> dict[str, Any]:
         base = bench.base_model()
         deeper = models.deepen(base, slots, bench.made_layers(unchecked, base))
         return {
-            "self_check": models.self_check(base, deeper, slots, cell.zero_init),
+            "self_check": models.self_check(base, deeper, slots, zeroed == "both"),
             "seconds": sum(artefact.details["seconds"] for artefact in layers.values()),
             "blocks": {str(index): artefact.details["blocks"] for index, artefact in layers.items()},
         }
 
     artefact = bench.store.get("expand", key, build)
-    return artefact, State(artefact.hash, made, cell.zero_init, shared=lowest_new(bench))
+    return artefact, State(artefact.hash, made, zeroed, shared=lowest_new(bench))
 
 
 def lowest_new(bench: Bench) -> int:
     """How many layers lie below the first new one."""
-    return min(bench.plan.inserted, default=bench.plan.layers)
+    return min(bench.new_layers, default=bench.plan.layers)
 
 
 def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> tuple[Artefact, State] | None:
@@ -78,7 +79,7 @@ def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> t
 
     def build(folder: Path) -> dict[str, Any]:
         model = bench.take(start)
-        names = models.layer_parameter_names(model, bench.plan.inserted) if trainable == "new" else "all"
+        names = models.layer_parameter_names(model, bench.new_layers) if trainable == "new" else "all"
         details = training.train(
             model,
             bench.tokenizer,
@@ -102,7 +103,7 @@ def train(bench: Bench, stage: str, start: State, *, callbacks: tuple = ()) -> t
     trained: list[Any] = []
     artefact = bench.store.get(stage, key, build, resumable=True)
     shared = start.shared if trainable == "new" else 0
-    state = State(artefact.hash, start.made, start.zero_init, (*start.trained, artefact.path / TRAINED), shared)
+    state = State(artefact.hash, start.made, start.zeroed, (*start.trained, artefact.path / TRAINED), shared)
     if trained:
         bench.hold(state, trained[0])
     return artefact, state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from opt_deus import stats
-from opt_deus.reporting import figures, html, latex, markdown
+from opt_deus.reporting import figures, html, latex, markdown, studies
 from opt_deus.reporting.lm_eval import write_lm_eval_report
 from opt_deus.reporting.reading import read_sweep
 from opt_deus.reporting.results import Results, compute
@@ -34,6 +34,9 @@ def _write_tables(results: Results, folder: Path) -> None:
     results.sweep.samples.to_parquet(folder / "samples.parquet", index=False)
     write_text(folder / "significance.csv", table[stats.COLUMNS].to_csv(index=False))
     write_text(folder / "effects.csv", stats.effects(table).to_csv(index=False))
+    evidence = studies.summary_table(results.sweep)
+    if len(evidence):
+        write_text(folder / "evidence.csv", evidence.to_csv(index=False))
     last = table[(table["stage"] == results.comparison.last_stage) & (table["split"] == "all")] if len(table) else table
     averages = [("macro", "points", 2), ("heldout", "nats per token", 4)]
     tables = [

@@ -35,9 +35,7 @@ def objection_1(results: Results) -> list[str]:
 
 def _simple(row: pd.Series) -> str:
     condition = row["contrast"].partition(" | ")[2]
-    return (
-        f"With {condition} held fixed, ot minus avg is {_difference(row)}: {_finding(row)} {_sizes(row)}"
-    )
+    return f"With {condition} held fixed, ot minus avg is {_difference(row)}: {_finding(row)} {_sizes(row)}"
 
 
 def _difference(row: pd.Series) -> str:

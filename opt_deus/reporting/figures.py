@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import pandas as pd
 
+from opt_deus.reporting import studies
 from opt_deus.reporting.document import Figure
 from opt_deus.reporting.results import Results, primary_rows
-from opt_deus.reporting.wording import number
+from opt_deus.reporting.wording import counted
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  (the backend is chosen first)
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+from opt_deus.reporting.study_figures import COLOURS, study  # noqa: E402
+
 STYLE = {"svg.hashsalt": "opt_deus", "svg.fonttype": "none", "font.size": 10, "axes.spines.top": False,
          "axes.spines.right": False, "figure.constrained_layout.use": True}  # fmt: skip
 
@@ -26,16 +28,21 @@ def draw(results: Results, folder: Path) -> dict[str, Figure]:
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
         old.unlink()
+    drawings = {each.__name__: partial(each, results) for each in (
+        interaction, seeds, forest, initial_perplexity, learning_curves, losses
+    )}  # fmt: skip
+    for name, found in studies.summary_table(results.sweep).groupby("study", sort=False):
+        drawings[f"evidence_{name}"] = partial(study, found)
     drawn = {}
-    for drawing in (interaction, seeds, forest, initial_perplexity, learning_curves, losses):
+    for name, drawing in drawings.items():
         with plt.rc_context(STYLE):
-            caption = drawing(results)
+            caption = drawing()
             if caption is not None:
-                drawn[drawing.__name__] = Figure(drawing.__name__, caption)
+                drawn[name] = Figure(name, caption)
                 figure = plt.gcf()
-                figure.savefig(folder / f"{drawing.__name__}.svg", metadata={"Date": None})
+                figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
                 figure.set_layout_engine("none")  # keeps the layout just found
-                figure.savefig(folder / f"{drawing.__name__}.png", dpi=150)
+                figure.savefig(folder / f"{name}.png", dpi=150)
             plt.close("all")
     return drawn
 
@@ -60,7 +67,8 @@ def interaction(results: Results) -> str | None:
     axes[0].set_ylabel(f"macro average, {results.metric} (points)")
     axes[0].legend(frameon=False)
     stage = results.comparison.last_stage
-    return f"Macro average after stage {stage} by alignment and zero-initialisation, 95% intervals over documents."
+    what = f"Macro average after stage {stage} by alignment and zero-initialisation"
+    return f"{what}, 95% intervals over documents ({_counts(means)})."
 
 
 def seeds(results: Results) -> str | None:
@@ -80,7 +88,8 @@ def seeds(results: Results) -> str | None:
         axis.margins(x=0.3)
     axes[0].set_ylabel(f"macro average, {results.metric} (points)")
     axes[-1].legend(frameon=False, fontsize=8)
-    return f"Every run after stage {results.comparison.last_stage}; lines join the runs of one seed."
+    what = f"Every run after stage {results.comparison.last_stage} ({counted(len(means), 'run')})"
+    return f"{what}; lines join the runs of one seed."
 
 
 def forest(results: Results) -> str | None:
@@ -102,7 +111,8 @@ def forest(results: Results) -> str | None:
     axis.set_yticks(places, labels, fontsize=7)
     axis.set_xlabel(f"difference in {results.metric} (points), 95% interval")
     axis.legend(frameon=False, fontsize=8)
-    return f"Differences of the macro average after stage {results.comparison.last_stage}, with 95% intervals."
+    stage = results.comparison.last_stage
+    return f"Differences of the macro average after stage {stage}, with 95% intervals ({_counts(chosen)})."
 
 
 def initial_perplexity(results: Results) -> str | None:
@@ -121,7 +131,8 @@ def initial_perplexity(results: Results) -> str | None:
         axis.set_xscale("log")
     axis.set_yticks(places, means["arm"])
     axis.set_xlabel("held-out token perplexity before training, 95% interval over documents")
-    return "Held-out perplexity of every arm right after expansion, before any training."
+    what = "Held-out perplexity of every arm right after expansion, before any training"
+    return f"{what}, 95% intervals ({_counts(means)})."
 
 
 def learning_curves(results: Results) -> str | None:
@@ -143,7 +154,8 @@ def learning_curves(results: Results) -> str | None:
     if rows["mean"].max() > 5 * rows["mean"].min():
         axes[-1].set_yscale("log")
     axes[0].legend(frameon=False, fontsize=8)
-    return "Means over seeds at every evaluated stage, with 95% intervals over documents."
+    parts = "; ".join(f"{label}: {_counts(results.means[results.means['task'] == task])}" for task, label in panels)
+    return f"Means over seeds at every evaluated stage, with 95% intervals over documents ({parts})."
 
 
 def losses(results: Results) -> str | None:
@@ -167,12 +179,17 @@ def losses(results: Results) -> str | None:
         axis.set_xlabel("tokens")
     axes[0].set_ylabel("training loss (nats per token)")
     axes[0].legend(frameon=False, fontsize=8)
-    return f"Training loss of every run ({number(len(results.sweep.logs), 0)} runs)."
+    return f"Training loss of every run ({counted(len(results.sweep.logs), 'run')})."
 
 
 def _with_intervals(axis: plt.Axes, places: object, rows: pd.DataFrame, **style: object) -> None:
     errors = [rows["mean"] - rows["ci_low"], rows["ci_high"] - rows["mean"]]
     axis.errorbar(places, rows["mean"], yerr=errors, fmt="o-", capsize=3, **style)
+
+
+def _counts(rows: pd.DataFrame) -> str:
+    """ "n = 200 documents, 3 seeds": the most that any row has."""
+    return f"n = {counted(int(rows['n'].max()), 'document')}, {counted(int(rows['num_seeds'].max()), 'seed')}"
 
 
 def _colour(order: int) -> str:

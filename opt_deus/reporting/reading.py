@@ -19,12 +19,14 @@ from opt_deus.reporting.wording import without_paths
 class Sweep:
     """records: cell -> record.json. samples: rows of finished cells. logs: cell -> training log lines.
 
-    missing: cells asked for that left no readable record. without_samples: finished cells whose samples are gone.
+    evidence: every cell's study, arm, and values by item. missing: cells asked for that left no readable record.
+    without_samples: finished cells whose samples are gone.
     """
 
     name: str
     records: dict[str, dict[str, Any]]
     samples: pd.DataFrame
+    evidence: pd.DataFrame
     logs: dict[str, list[dict[str, Any]]]
     missing: list[str]
     without_samples: list[str]
@@ -66,10 +68,22 @@ def read_sweep(folder: Path) -> Sweep:
         name=folder.resolve().name,
         records=records,
         samples=samples,
+        evidence=_evidence(cells, {name: records[name] for name in finished}),
         logs={name: _log(cells / name / "log.jsonl") for name in finished},
         missing=missing,
         without_samples=[name for name, path in files.items() if not path.exists()],
     )
+
+
+def _evidence(cells: Path, finished: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """The values of every finished cell's study, with study and arm."""
+    frames = []
+    for cell, record in finished.items():
+        file = cells / cell / "evidence.parquet"
+        for study in record.get("evidence") or {}:
+            if file.exists():
+                frames.append(pd.read_parquet(file).assign(study=study, arm=record["cell"]["arm"]))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 def _asked(folder: Path) -> list[str]:

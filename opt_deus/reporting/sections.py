@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from opt_deus import stats
-from opt_deus.reporting import answers
+from opt_deus.reporting import answers, studies
 from opt_deus.reporting.caveats import caveats
 from opt_deus.reporting.document import Bullets, Cell, Document, Figure, Section, Table
 from opt_deus.reporting.results import Results
@@ -34,6 +34,7 @@ def document(results: Results, figures: Figures) -> Document:
         _perplexities(results, figures),
         _scores(results),
         _curves(figures),
+        *studies.sections(results.sweep, figures),
         _significance(results),
         Section("Completeness", completeness(results.sweep)),
         Section("Budgets and environment", [*budgets(results.sweep), *environment(results.sweep)]),
@@ -123,7 +124,9 @@ def _per_cell(results: Results) -> list[Table]:
     for key, row in wide.iterrows():
         cell = cells[key]
         body.append([cell_link(results.sweep, cell), *(number(row[stage], 1) for stage in stages)])
-    return [Table(f"Macro average ({results.metric}, points) of every run", ["cell", *stages], body)]
+    macro = results.means[results.means["task"] == "macro"]
+    caption = f"Macro average ({results.metric}, points) of every run; n = {int(macro['n'].max())} documents each"
+    return [Table(caption, ["cell", *stages], body)]
 
 
 def _curves(figures: Figures) -> Section:

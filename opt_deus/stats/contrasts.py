@@ -70,6 +70,14 @@ def arms_of(samples: pd.DataFrame) -> pd.DataFrame:
     return arms.drop(columns="overrides").sort_values(["rank", "align", "arm"], ignore_index=True)
 
 
+def controls_last(arms: list[str]) -> list[str]:
+    """Arm names in the order of a difference: methods first; the last is the control that others are held against."""
+    rank = {align: number for number, align in enumerate(ORDER)}
+    reference = [arm for arm in arms if arm.split("-")[0] == HEADLINE_PAIR[1]]
+    others = sorted((arm for arm in arms if arm not in reference[:1]), key=lambda arm: rank.get(arm.split("-")[0], -1))
+    return [*others, *reference[:1]]
+
+
 def contrasts_of(arms: pd.DataFrame) -> list[Contrast]:
     """Every contrast that these arms allow, the headline ones first."""
     several_positions = arms.loc[~arms["align"].isin(UNCROSSED), "position"].nunique() > 1

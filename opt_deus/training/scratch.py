@@ -82,7 +82,8 @@ def _held_out(corpus: Any, tokenizer: PreTrainedTokenizerFast, block_size: int) 
     """Blocks of the held-out documents, at most HELD_OUT_TOKENS."""
     texts = list(_first_characters(iter(corpus.evaluation), 8 * HELD_OUT_TOKENS))
     total = sum(len(ids) + 1 for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
-    return packed_blocks(iter(texts), tokenizer, min(total, HELD_OUT_TOKENS), block_size)
+    tokens = min(total, HELD_OUT_TOKENS)
+    return packed_blocks(iter(texts), tokenizer, tokens, min(block_size, tokens))
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from opt_deus.transport.costs import COSTS, cost
 from opt_deus.transport.exact import solve_exact
-from opt_deus.transport.plans import Assignment, DensePlan, PlanError, check_plan
+from opt_deus.transport.files import load_maps, save_maps
+from opt_deus.transport.plans import Assignment, DensePlan, LinearMap, Map, PlanError, check_plan
+from opt_deus.transport.relaxed import check_relaxed_plan, solve_partial, solve_unbalanced
 from opt_deus.transport.release import solve_release
 from opt_deus.transport.sinkhorn import solve_sinkhorn
 
@@ -16,10 +18,17 @@ __all__ = [
     "COSTS",
     "Assignment",
     "DensePlan",
+    "LinearMap",
+    "Map",
     "PlanError",
     "check_plan",
+    "check_relaxed_plan",
     "cost",
+    "load_maps",
+    "save_maps",
     "solve_exact",
+    "solve_partial",
     "solve_release",
     "solve_sinkhorn",
+    "solve_unbalanced",
 ]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NOTHING = 1e-9  # of an even share: solvers leave such crumbs where nothing moves
+
 
 class PlanError(RuntimeError):
     """A solver's plan is not a transport plan; the message names layer, weight and residual."""
@@ -18,12 +20,14 @@ class DensePlan:
     """A plan as a matrix (lower, upper) of total mass 1.
 
     rescaled: the map makes every upper neuron a weighted mean of lower ones (weights that sum to 1, as in weight-space
-    transport); False is the released code's T^T W, whose weights sum to 1 / upper.
+    transport); False is the released code's T^T W, whose weights sum to 1 / upper. every_neuron: False for a relaxed
+    plan, of any mass: an upper neuron that receives next to nothing takes the lower one of its own index.
     """
 
     matrix: Tensor
     solver: str
     rescaled: bool = True
+    every_neuron: bool = True
 
     @property
     def mass(self) -> float:
@@ -51,7 +55,12 @@ class DensePlan:
         """The map (upper, lower): its row j says which lower neurons make upper neuron j."""
         if not self.rescaled:
             return self.matrix.T
-        return (self.matrix / self.matrix.sum(0, keepdim=True)).T
+        received = self.matrix.sum(0, keepdim=True)
+        if self.every_neuron:
+            return (self.matrix / received).T
+        left_out = received < NOTHING / len(self.matrix)
+        same = torch.eye(len(self.matrix), dtype=self.matrix.dtype, device=self.matrix.device)
+        return torch.where(left_out, same, self.matrix / received.clamp(min=NOTHING / len(self.matrix))).T
 
     def on_rows(self, weight: Tensor) -> Tensor:
         """The lower weight (lower, inputs), or vector (lower,), in the upper layer's order of neurons."""
@@ -83,7 +92,18 @@ class Assignment:
         return weight[:, self.partner]
 
 
+@dataclass(frozen=True)
+class LinearMap:
+    """A map that is no transport plan, e.g. a rotation inside heads: matrix (upper, lower), applied to rows."""
+
+    matrix: Tensor
+
+    def on_rows(self, weight: Tensor) -> Tensor:
+        return self.matrix @ weight
+
+
 Plan = DensePlan | Assignment
+Map = DensePlan | Assignment | LinearMap
 
 
 def check_plan(plan: Plan, where: str, tolerance: float = 1e-4) -> dict[str, float]:
