@@ -42,31 +42,25 @@ def measure(subject: Subject, documents: int = 32, blocks: int = 8) -> Finding:
     return Finding(book.rows(), book.summary)
 
 
-@torch.no_grad()
-def update(updates: Updates, tensors: Layer) -> Tensor:
-    """What a layer with these tensors adds to the stream's states: (blocks, tokens, hidden), 0 at sink positions."""
-    updates.layer.load_state_dict(tensors)
-    output = updates.layer(updates.stream.states, position_embeddings=updates.rotary)
-    moved = output[0] if isinstance(output, tuple) else output
-    return (moved - updates.stream.states) * updates.stream.kept[..., None]
-
-
 def block_products(subject: Subject, stream: Stream, made: Layer, parents: list[Layer | None]) -> np.ndarray:
     """(blocks, 5): mean per kept position of made.made, lower.lower, upper.upper, made.lower, made.upper.
 
     A parent that is not there has NaN.
     """
     updates = Updates(subject.model, stream)
-    own = update(updates, made).double()
     positions = stream.kept.sum(1)
+
+    def kept(tensors: Layer) -> Tensor:
+        return (updates.update(tensors) * stream.kept[..., None]).double()
 
     def mean(first: Tensor, second: Tensor) -> Tensor:
         return (first * second).sum((1, 2)) / positions
 
+    own = kept(made)
     nothing = torch.full((len(own),), torch.nan, dtype=torch.float64, device=own.device)
     squares, crosses = [], []
     for parent in parents:
-        other = None if parent is None else update(updates, parent).double()
+        other = None if parent is None else kept(parent)
         squares.append(nothing if other is None else mean(other, other))
         crosses.append(nothing if other is None else mean(own, other))
     return torch.stack([mean(own, own), *squares, *crosses], 1).cpu().numpy()

@@ -55,13 +55,16 @@ class Updates:
         self.rotary = model.model.rotary_emb(stream.states, positions)
 
     @torch.no_grad()
-    def norm(self, tensors: dict[str, Tensor]) -> float:
-        """Root mean square over kept positions of the update's Euclidean norm."""
+    def update(self, tensors: dict[str, Tensor]) -> Tensor:
+        """What a layer with these tensors adds to the stream's states: (blocks, tokens, hidden)."""
         self.layer.load_state_dict(tensors)
         output = self.layer(self.stream.states, position_embeddings=self.rotary)
         moved = output[0] if isinstance(output, tuple) else output
-        update = (moved - self.stream.states)[self.stream.kept]
-        return update.double().square().sum(-1).mean().sqrt().item()
+        return moved - self.stream.states
+
+    def norm(self, tensors: dict[str, Tensor]) -> float:
+        """Root mean square over kept positions of the update's Euclidean norm."""
+        return self.update(tensors)[self.stream.kept].double().square().sum(-1).mean().sqrt().item()
 
     def matched(self, tensors: dict[str, Tensor], outputs: tuple[str, ...], target: float) -> dict[str, Tensor]:
         """The layer with one factor on its output projections, so that its update has the target norm.
