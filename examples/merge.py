@@ -40,7 +40,8 @@ def lifted(shallow: torch.nn.Module, plans: Path) -> torch.nn.Module:
         def known(where: str, below: torch.Tensor, above: torch.Tensor, maps: dict = maps) -> tuple:
             return maps[where.rpartition(", ")[2]], {}
 
-        tensors, _ = align_with(parents, about.get("flow", "tmf"), known)
+        flow = "release" if about["align"] == "ot_release" else about.get("flow", "tmf")
+        tensors, _ = align_with(parents, flow, known)
         made[index] = models.zero_outputs(block, tensors)
     return models.deepen(shallow, plan, made)
 

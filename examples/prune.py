@@ -4,7 +4,7 @@
     python examples/prune.py CHECKPOINT_DIR plans pruned
 
 The score of a pair is the squared distance that is left between the upper layer's matrices and the lower one's brought
-into its order, over their squared norms (1: nothing in common). The upper layer of the best pair is dropped. With
+into its order, over their squared norms (0: equal, 1: nothing in common). The best pair's upper layer is dropped. With
 --check TEXT_FILE every single layer is dropped in turn and the loss on the text printed beside the score, so that one
 sees whether weight distance was a good guide.
 """
@@ -20,18 +20,27 @@ import torch
 from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from opt_deus.evidence.unit_maps import as_matrix, maps_on
+from opt_deus.methods import Heads
+from opt_deus.models.blocks import block_for
 from opt_deus.transport import load_maps
 
 
 def score(model: PreTrainedModel, plans: Path, pair: dict) -> float:
     """What of the upper layer the aligned lower one does not explain: 0 equal, 1 or more nothing in common."""
     maps, _ = load_maps(plans / pair["file"])
+    block, config = block_for(model.config.model_type), model.config
+    heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     lower, upper = (model.model.layers[pair[side]].state_dict() for side in ("lower", "upper"))
     apart = total = 0.0
     for name, each in maps.items():
-        below, above = lower[name].double(), upper[name].double()
-        apart += (each.on_rows(below) - above).square().sum().item()
-        total += below.square().sum().item() + above.square().sum().item()
+        above, moved = upper[name].double(), each.on_rows(lower[name].double())
+        axis = block.weight(name).columns
+        if axis in ("mlp", "attention"):  # inputs are units that have moved too
+            along = [as_matrix(one).double() for one in maps_on(axis, maps, block, heads).values()]
+            moved = sum(moved @ one.T for one in along) / len(along)
+        apart += (moved - above).square().sum().item()
+        total += moved.square().sum().item() + above.square().sum().item()
     return apart / total
 
 

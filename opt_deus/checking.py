@@ -162,6 +162,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "swap.scale": ("least_squares", "deviation"),
 }
 MAY_BE_ZERO = ("norm_weight", "long_seeds")
+SHARES = ("mass", "fraction", "norm_weight")
 
 
 def _check_knobs(group: str, choice: AlignConfig | EvidenceConfig) -> None:
@@ -172,3 +173,5 @@ def _check_knobs(group: str, choice: AlignConfig | EvidenceConfig) -> None:
             raise ValueError(f"{group}.{knob}={value}: unknown; {nearest(str(value), known)}.")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             _positive(f"{group}.{knob}", value, zero=knob in MAY_BE_ZERO)
+            if knob in SHARES and value > 1:
+                raise ValueError(f"{group}.{knob}={value}: a share, at most 1.")

@@ -72,7 +72,8 @@ def expand_sweep(overrides: list[str], search: list[str]) -> list[list[str]]:
 def _grids(overrides: list[str], search: list[str]) -> list[dict[str, str]]:
     """Axes that the experiment adds to what is typed: hydra.sweeper.params, once for each entry of `grids`."""
     parsed = _parse(overrides)
-    config = _composed(search + [each.input_line for each in parsed if not each.is_sweep_override()])
+    named = [each.input_line for each in parsed if each.key_or_group == "experiment" or each.is_hydra_override()]
+    config = _composed(search + named)  # a knob may belong to a choice that only an axis makes
     typed = {each.key_or_group for each in parsed}
     params = dict(config.hydra.sweeper.params or {})
     grids = [{**params, **grid} for grid in config.grids or [{}]]

@@ -32,6 +32,7 @@ class AlignConfig:
     make: str | None  # "package.module:function"; None for solar and none, which make nothing
     parents: str  # both | lower | upper | none: which neighbours the method needs
     seeded: bool = False  # True when the cell's seed changes the made layer
+    aligns: bool = True  # False where it brings no neurons into another order: there are no plans
     calibrated: bool = False  # True when the calibration text changes it
     knobs: dict[str, Any] = field(default_factory=dict)
 

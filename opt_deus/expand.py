@@ -48,17 +48,24 @@ def _targets(arguments: list[str]) -> dict[str, Path]:
 
 
 def _check(cell: Cell, targets: dict[str, Path]) -> None:
-    from opt_deus import models
+    from opt_deus import data, models
     from opt_deus.placing import plan_of
     from opt_deus.preflight import check_plan, check_writable
     from opt_deus.store import Store
 
     check_plan(cell)
-    if "save_plans" in targets and cell.align.parents != "both":
+    if cell.rounds > 1:
+        raise ValueError(f"rounds={cell.rounds}: expand trains nothing; use opt_deus.run to grow in rounds.")
+    if len({folder.absolute() for folder in targets.values()}) < len(targets):
+        raise ValueError(f"save_plans={targets['save_plans']}: the same folder as out; give each its own.")
+    if "save_plans" in targets and not cell.align.aligns:
         raise ValueError(f"save_plans={targets['save_plans']}: align={cell.align.name} aligns nothing; try align=ot.")
     if cell.dry_run:
         return
-    models.check(cell.model, cell.offline, Store(models.cache_root()), tokenizer=False)
+    reads_text = cell.align.calibrated or cell.reference is not None
+    models.check(cell.model, cell.offline, Store(models.cache_root()), tokenizer=reads_text)
+    if reads_text:
+        data.check(cell.data, cell.offline)
     shape = models.shape(cell.model)
     layers = plan_of(cell, shape["num_hidden_layers"]).layers
     size = 2 * models.parameter_counts(shape, layers)["total"]  # bytes: bfloat16 at least

@@ -16,3 +16,8 @@ def plan_of(cell: Cell, num_layers: int) -> plan.Plan:
     two_parents = any(align.parents in ("both", "upper") for align in makers)
     gaps = plan.positions(num_layers, cell.num_new_layers, cell.position, two_parents)
     return plan.insert_after(num_layers, gaps)
+
+
+def round_sizes(total: int, rounds: int) -> list[int]:
+    """How many new layers each round of growth adds: as even as can be, the larger ones first."""
+    return [total // rounds + (number < total % rounds) for number in range(rounds)]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from opt_deus import data, evaluation, models
 from opt_deus.compose import Job
 from opt_deus.config import Cell
-from opt_deus.placing import plan_of
+from opt_deus.placing import plan_of, round_sizes
 from opt_deus.store import Store
 
 BYTES = 4  # float32 on disk
@@ -37,8 +38,13 @@ def check_jobs(jobs: list[Job], reports: Path) -> None:
 
 
 def check_plan(cell: Cell) -> None:
+    """Raises ValueError where the plan does not fit the base, or in one of several rounds what there is by then."""
     layers = models.shape(cell.model)["num_hidden_layers"]
-    plan_of(cell, layers)
+    total = len(plan_of(cell, layers).inserted)
+    if cell.rounds > max(1, total):
+        raise ValueError(f"rounds={cell.rounds}: {total} new layers leave a round without one; use fewer rounds.")
+    for size in round_sizes(total, cell.rounds):
+        layers = plan_of(replace(cell, num_new_layers=size), layers).layers if cell.rounds > 1 else layers
 
 
 def _check_sources(cell: Cell) -> None:
@@ -83,4 +89,6 @@ def stored_bytes(cell: Cell) -> int:
         if train.tokens is not None or train.steps is not None:
             everything = (train.trainable or ("all" if cell.align.make is None else "new")) == "all"
             kept += (total if everything else total - base) * (1 + len(train.checkpoints))
+    if cell.rounds > 1:  # every round but the last leaves its own tensors and a whole model
+        kept += (cell.rounds - 1) * (total + total - base)
     return kept * BYTES

@@ -59,7 +59,10 @@ def test_rounds_grow_from_what_was_trained_and_divide_the_budget(command):
     assert two["status"] == "ok", two["error"]
     assert one["plan"]["layers"] == two["plan"]["layers"] == 6 and two["plan"]["base_layers"] == 4
     assert len(two["plan"]["inserted"]) == 2
-    assert one["cpt"]["tokens"] == 2 * two["cpt"]["tokens"]
+    assert one["cpt"]["tokens"] == two["cpt"]["tokens"] and one["cpt"]["steps"] == two["cpt"]["steps"]
+    first, last = two["plan"]["rounds"]
+    assert (first["base_layers"], first["layers"], last["base_layers"], last["layers"]) == (4, 5, 5, 6)
+    assert [len(each["inserted"]) for each in (first, last)] == [1, 1]
     assert one["cpt"]["trainable"] == two["cpt"]["trainable"]  # layers of the first round go on training
     assert two["perplexity"]["base"] == one["perplexity"]["base"]
     assert two["perplexity"]["initial"] != pytest.approx(one["perplexity"]["initial"], abs=1e-9)  # trained before

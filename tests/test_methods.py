@@ -273,7 +273,8 @@ def test_tensors_outside_the_table_are_refused():
 def test_every_choice_states_its_function_and_all_its_knobs(path):
     choice = yaml.safe_load(path.read_text())
     head = {key: choice.pop(key) for key in ("name", "make", "parents", "seeded")}
-    choice.pop("calibrated", None)
+    for flag in ("calibrated", "aligns"):
+        choice.pop(flag, None)
     assert head["name"] == path.stem
     if head["make"] is None:
         assert head["parents"] == "none" and not choice

@@ -54,8 +54,8 @@ def test_partial_of_all_mass_is_the_assignment():
 def test_unbalanced_with_a_large_penalty_is_the_balanced_plan_and_moves_less_with_a_small_one():
     cost = costs()
     balanced = solve_sinkhorn(cost, 0.1, 1e-8)
-    near = solve_unbalanced(cost, 0.1, 1e4)
-    assert (near.matrix - balanced.matrix).abs().sum() < 1e-3
+    near = solve_unbalanced(cost, 0.1, 20.0)
+    assert (near.matrix - balanced.matrix).abs().sum() < 0.05
     assert solve_unbalanced(cost, 0.1, 0.05).mass < 0.9 * near.mass
 
 
@@ -77,6 +77,8 @@ def test_relaxed_plans_that_are_none_never_pass():
     ):
         with pytest.raises(PlanError, match="layer 3, up"):
             check_relaxed_plan(DensePlan(matrix, "partial", every_neuron=False), "layer 3, up", mass)
+    with pytest.raises(PlanError, match="did not converge.*max_iterations"):
+        solve_unbalanced(costs(), 0.01, 100.0, max_iterations=10)
     with pytest.raises(ValueError, match="align.mass=1.5"):
         solve_partial(costs(), 1.5)
 

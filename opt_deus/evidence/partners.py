@@ -11,9 +11,9 @@ from torch import Tensor
 
 from opt_deus.evidence.unit_maps import as_matrix
 from opt_deus.models import only_layers
-from opt_deus.models.activations import unit_activations
+from opt_deus.models.activations import kept_everywhere, unit_activations
 from opt_deus.models.blocks import Block
-from opt_deus.models.surgery import layer_tensors, layers_of
+from opt_deus.models.surgery import layer_tensors
 from opt_deus.transport import Assignment, DensePlan, Map, solve_exact
 
 CONSTANT = 1e-6  # a unit whose standard deviation is below this times its largest value is constant in float32
@@ -108,7 +108,7 @@ def gap_activations(
     As many layers at once as HELD_BYTES allow. Left out, in every gap alike, are positions that are sinks at the entry
     of any layer of the model.
     """
-    kept = unit_activations(model, block, ids, range(len(layers_of(model))), ()).kept
+    kept = kept_everywhere(model, ids)
     held = HELD_BYTES // (4 * ids.numel() * sum(num_units(model, block, axis) for axis in axes))
     for group in batches(gaps, held):
         layers = {layer for gap in group for layer in (gap, gap + 1)}

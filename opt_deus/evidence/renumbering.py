@@ -159,7 +159,7 @@ def planted(parents: Parents, share: float, noise: float) -> Parents:
         def weight_of(index: int, name: str) -> Tensor:
             return upper[name] if index == below + 1 else parents.base.weight(index, name)
 
-        base = replace(base, weight=weight_of, activations=activations)
+        base = replace(base, weight=weight_of, activations=activations, memo={})
     return replace(parents, upper=upper, base=base, maps={})
 
 

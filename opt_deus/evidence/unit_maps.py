@@ -56,7 +56,7 @@ def repeated(source: Map, query: Map | None, heads: Heads) -> Map:
     matrix = (matrix * fits[:, None, :, None]).reshape(heads.num_query * heads.head_dim, -1)
     if isinstance(source, LinearMap):
         return LinearMap(matrix)
-    return DensePlan(matrix.T / heads.per_group, source.solver, source.rescaled)
+    return DensePlan(matrix.T / heads.per_group, source.solver, source.rescaled, source.every_neuron)
 
 
 def _taken_heads(source: Map, query: Map | None, heads: Heads) -> Tensor | None:

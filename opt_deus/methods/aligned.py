@@ -123,7 +123,8 @@ def ot(
         plan = solvers[solver](costs)
         if solver in ("unbalanced", "partial"):
             asked = mass if solver == "partial" else None
-            return plan, transport.check_relaxed_plan(plan, where, asked, tolerance) | _costs(plan, costs)
+            numbers = transport.check_relaxed_plan(plan, where, asked, tolerance)
+            return plan, numbers | _costs(plan, costs) | {"cost_plan": plan.cost(costs) / plan.mass}
         return plan, transport.check_plan(plan, where, tolerance) | _costs(plan, costs)
 
     return align_with(parents, flow, solve, bias)

@@ -47,12 +47,13 @@ class Symmetry:
 
     def rows(self, weight: Weight, size: int) -> Map:
         """How a weight's rows (size of them) go over into the relabelled layer's."""
-        _, turns = self._action(weight.rows, weight.signed)
+        order, turns = self._action(weight.rows, weight.signed)
         if turns is not None:
             turned = self._along(weight.rows, torch.eye(size, dtype=turns.dtype, device=turns.device), weight.signed)
             moved = ((turned == 0) | (turned == 1)).all()  # turned by whole units is but moved
             return Assignment(turned.argmax(1)) if moved else LinearMap(turned)
-        return Assignment(self._along(weight.rows, torch.arange(size)[:, None], weight.signed).flatten())
+        places = torch.arange(size, device=None if order is None else order.device)
+        return Assignment(self._along(weight.rows, places[:, None], weight.signed).flatten())
 
     def _along(self, axis: str, tensor: Tensor, signed: bool) -> Tensor:
         """The tensor with its first axis relabelled and turned, where the axis is free."""

@@ -52,11 +52,28 @@ def entering_states(model: nn.Module, ids: Tensor, layers: Iterable[int]) -> dic
 
     handles = [layers_of(model)[index].register_forward_pre_hook(keep(index), with_kwargs=True) for index in layers]
     try:
-        model.model(input_ids=ids, use_cache=False)
+        model.model(input_ids=ids.to(model.device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
     return found
+
+
+@torch.no_grad()
+def kept_everywhere(model: nn.Module, ids: Tensor) -> Tensor:
+    """Marks (blocks, tokens) the positions that are a sink at the entry of no layer: the same for every gap."""
+    kept: list[Tensor] = []
+
+    def mark(_module: nn.Module, inputs: tuple, keywords: dict) -> None:
+        kept.append(no_sinks([inputs[0] if inputs else keywords["hidden_states"]]))
+
+    handles = [layer.register_forward_pre_hook(mark, with_kwargs=True) for layer in layers_of(model)]
+    try:
+        model.model(input_ids=ids.to(model.device), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack(kept).all(0)
 
 
 @torch.no_grad()

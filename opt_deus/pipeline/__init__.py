@@ -57,6 +57,7 @@ class _Cell:
         self.bench = Bench(cell, device_of(cell.device))
         self.rows: dict[str, Any] = {}
         self.logs: list[Path] = []
+        self.earlier: list[Artefact] = []  # pre-training of earlier rounds of growth
 
     def run(self) -> None:
         self._identify()
@@ -96,12 +97,25 @@ class _Cell:
         record["parameters"] = {"base": base, "total": total, "trainable": trainable}
 
     def _grow_earlier_rounds(self) -> None:
-        """From here on the cell works on the last round; its record shows the layers of all."""
-        self.bench = bench = rounds.last_round(self.bench)
+        """From here on the cell works on the last round; its record shows the layers and the training of all."""
+        done, self.bench = rounds.grow(self.bench)
+        self.earlier = [each.trained for each in done]
+        self.logs += [artefact.path / stages.LOG for artefact in self.earlier]
+        plan = self.bench.plan
+        parents = dict(zip(plan.inserted, plan.parents, strict=True))
         self.record["plan"] |= {
-            "layers": bench.plan.layers,
-            "inserted": bench.new_layers,
-            "parents": bench.plan.parents,  # of the last round, in the model that the one before left
+            "layers": plan.layers,
+            "inserted": self.bench.new_layers,
+            "parents": [parents.get(index, [None, None]) for index in self.bench.new_layers],  # see rounds
+            "rounds": [
+                {
+                    "base_layers": each.base_layers,
+                    "layers": each.layers,
+                    "inserted": each.inserted,
+                    "parents": each.parents,
+                }
+                for each in [*(each.plan for each in done), plan]
+            ],
         }
 
     def _expand(self) -> State:
@@ -124,7 +138,8 @@ class _Cell:
             return start
         artefact, state = result
         self._note(stage, artefact)
-        self.record[stage] = artefact.details
+        earlier = self.earlier if stage == "cpt" else []
+        self.record[stage] = _summed([*(each.details for each in earlier), artefact.details])
         self.logs.append(artefact.path / stages.LOG)
         if "cpt_checkpoints" in self.cell.eval.stages:
             for name, checkpoint in stages.checkpoint_states(artefact, state).items():
@@ -149,3 +164,11 @@ class _Cell:
             artefacts[stage] = artefact.name
         if artefact.reused:
             artefacts["reused"].append(stage)
+
+
+def _summed(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One stage's record from its rounds: tokens, steps and seconds add up, the rest is the last round's."""
+    if len(parts) == 1:
+        return parts[0]
+    total = {key: sum(part[key] for part in parts) for key in ("tokens", "steps", "seconds")}
+    return parts[-1] | total | {"tokens_per_second": round(total["tokens"] / total["seconds"], 1)}

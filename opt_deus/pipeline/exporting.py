@@ -17,7 +17,9 @@ def export_cell(cell: Cell, out: Path) -> None:
     """Builds one deeper model and writes it as a Hugging Face checkpoint in the base checkpoint's dtype."""
     bench = Bench(cell, device_of(cell.device))
     _, state = stages.expand(bench)
-    knobs = {key: getattr(cell, key) for key in ("zero_init", "norm_match", "update_match")} | cell.align.knobs
+    knobs = {
+        key: getattr(cell, key) for key in ("zero_init", "zero_weights", "norm_match", "update_match")
+    } | cell.align.knobs
     method = f"align={cell.align.name} " + " ".join(f"{key}={value}" for key, value in knobs.items())
     models.export(
         bench.model(state).to("cpu"),
@@ -32,7 +34,7 @@ def export_plans(cell: Cell, out: Path) -> None:
     """Writes layers-<lower>-<upper>.safetensors for every gap of the plan (transport/files.py) and plans.json, which
     names files, method, knobs and diagnostics. RuntimeError where the method aligns nothing.
     """
-    bench = Bench(cell, device_of(cell.device))
+    bench, out = Bench(cell, device_of(cell.device)), out.expanduser()
     out.mkdir(parents=True, exist_ok=True)
     pairs = []
     with Makers(bench) as makers:

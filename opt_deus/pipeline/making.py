@@ -18,7 +18,7 @@ from opt_deus.pipeline.view import View
 from opt_deus.store import Artefact
 from opt_deus.transport import save_maps
 
-VERSION = 1  # raised when a change of code changes what a method makes
+VERSION = 2  # raised when a change of code changes what a method makes
 MADE, MAPS = "layer.safetensors", "maps.safetensors"
 
 
@@ -90,7 +90,9 @@ class Makers:
             _save(rescale(), folder)
             return plain.details
 
-        return self.bench.store.get("layer", {"plain": plain.hash, "rescaled": what, "with": key}, build)
+        return self.bench.store.get(
+            "layer", {"version": VERSION, "plain": plain.hash, "rescaled": what, "with": key}, build
+        )
 
     def _norm_matched(self, made: Artefact, lower: int, upper: int | None) -> dict[str, torch.Tensor]:
         return methods.norm_match(self.view.parents(lower, upper), load_file(made.path / MADE))

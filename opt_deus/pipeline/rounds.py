@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,24 +13,36 @@ from opt_deus.config import Cell, TrainConfig
 from opt_deus.models import Base
 from opt_deus.pipeline import stages
 from opt_deus.pipeline.bench import Bench, State
+from opt_deus.placing import round_sizes
+from opt_deus.plan import Plan
+from opt_deus.store import Artefact
 
 VERSION = 1
-SEED_STRIDE = 1_000_003  # rounds of one seed draw different documents
+SEED_STRIDE = 1_000_003  # rounds of one seed draw the documents in different orders
 
 
-def last_round(first: Bench) -> Bench:
-    """Grows and trains all rounds but the last (contract: rounds), and gives the bench of that one.
+@dataclass(frozen=True)
+class Round:
+    """A round that has been grown and trained: its plan, and the artefact of its pre-training."""
+
+    plan: Plan
+    trained: Artefact
+
+
+def grow(first: Bench) -> tuple[list[Round], Bench]:
+    """Grows and trains all rounds but the last (conf: rounds); gives them, and the bench of the last.
 
     With rounds=1 that is the bench itself. Layers of earlier rounds go on training: new is what the base has not.
     """
-    cell, bench = first.cell, first
+    cell, bench, done = first.cell, first, []
     *earlier, last = _split(cell, first)
     for part in earlier:
         bench = Bench(part, first.device, bench.base, bench.carried)
         _, state = stages.expand(bench)
-        _, state = stages.train(bench, "cpt", state)
+        artefact, state = stages.train(bench, "cpt", state)
+        done.append(Round(bench.plan, artefact))
         bench = Bench(cell, first.device, _grown(bench, state), tuple(bench.new_layers))
-    return Bench(last, first.device, bench.base, bench.carried)
+    return done, Bench(last, first.device, bench.base, bench.carried)
 
 
 def _split(cell: Cell, first: Bench) -> Iterator[Cell]:
@@ -38,9 +50,7 @@ def _split(cell: Cell, first: Bench) -> Iterator[Cell]:
     if cell.rounds == 1:
         yield cell
         return
-    total = len(first.plan.inserted)
-    sizes = [total // cell.rounds + (number < total % cell.rounds) for number in range(cell.rounds)]
-    for number, size in enumerate(sizes):
+    for number, size in enumerate(round_sizes(len(first.plan.inserted), cell.rounds)):
         later = cell.rounds - 1 - number  # the last round has the cell's own seed
         yield replace(
             cell, rounds=1, num_new_layers=size, cpt=_share(cell.cpt, cell.rounds), seed=cell.seed + later * SEED_STRIDE

@@ -87,8 +87,10 @@ def _text(view: View, documents: list[str], blocks: Any, tokens: int, length: in
     """Whole documents, cut at `length`, and packed blocks, of at least `tokens` tokens where there are as many."""
     chosen, total = [], 0
     for document in documents:
+        if total >= tokens:
+            break
         ids = view.bench.tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"][:length]
-        if len(ids) > 1 and total < tokens:
+        if len(ids) > 1:
             chosen.append(torch.tensor([ids]))
             total += len(ids)
     return Text(chosen, blocks(-(-tokens // length), length))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opt_deus import methods, models, training
-from opt_deus.models.activations import entering_states, layer_activations, no_sinks
+from opt_deus.models.activations import entering_states, kept_everywhere, layer_activations
 from opt_deus.models.blocks import Block, block_for
 from opt_deus.models.updates import Stream, streams
 from opt_deus.pipeline.bench import Bench
@@ -75,10 +75,11 @@ class View:
 
     @cached_property
     def _entering(self) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-        """What enters the parents of the plan's gaps on calibration text, and which positions are no sinks."""
+        """What enters the parents of the plan's gaps on calibration text, and which positions are sinks nowhere: the
+        same for every plan, as made layers are shared by plans."""
         layers = {layer for pair in self.bench.plan.parents for layer in pair if layer is not None}
-        states = entering_states(self.model, self.calibration(ALIGNMENT_BLOCKS, CALIBRATION_LENGTH), layers)
-        return states, no_sinks(states.values())
+        ids = self.calibration(ALIGNMENT_BLOCKS, CALIBRATION_LENGTH)
+        return entering_states(self.model, ids, layers), kept_everywhere(self.model, ids)
 
     def calibration(self, num_blocks: int, length: int) -> torch.Tensor:
         """Token ids (num_blocks, length) of calibration text, which neither training nor evaluation sees."""

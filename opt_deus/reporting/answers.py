@@ -99,7 +99,7 @@ def _initial(results: Results) -> list[str]:
     size = counted(int(means["n"].max()), "document")
     return [
         f"Held-out perplexity before any training [95% interval; n = {size}], {'; '.join(texts)}.{text} With "
-        "zero-initialisation every method starts as the base, so these then rank nothing."
+        "zero-initialisation (of both outputs) every method starts as the base, so these then rank nothing."
     ]
 
 

@@ -74,7 +74,7 @@ def _comparisons(sweep: Sweep, study: str, arms: list[str]) -> list[Table]:
     rows = sweep.evidence
     if len(rows):
         rows = rows[rows["study"] == study].assign(arm=lambda table: table["arm"].map(sweep.short))
-    contrasts = stats.study_contrasts(rows, stats.controls_last(arms))
+    contrasts = stats.study_contrasts(rows, stats.against_controls(arms))
     body: list[list[Cell]] = [
         [
             row["site"],

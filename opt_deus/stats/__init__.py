@@ -1,6 +1,6 @@
 """Pure: matched rows in, comparisons out. See `compare` for notebooks and `significance` for a whole grid."""
 
-from opt_deus.stats.contrasts import controls_last
+from opt_deus.stats.contrasts import against_controls
 from opt_deus.stats.effects import compare, effects
 from opt_deus.stats.estimates import LEVELS, Estimate
 from opt_deus.stats.means import arm_means, seed_means
@@ -13,9 +13,9 @@ __all__ = [
     "LEVELS",
     "Comparison",
     "Estimate",
+    "against_controls",
     "arm_means",
     "compare",
-    "controls_last",
     "effects",
     "seed_means",
     "significance",

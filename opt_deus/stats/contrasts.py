@@ -60,7 +60,10 @@ class Contrast:
 def arms_of(samples: pd.DataFrame) -> pd.DataFrame:
     """One row per arm: arm, align, zero_init (bool), position, context (the other overrides that vary between arms)."""
     arms = samples.drop_duplicates("arm")[["arm", "align", "zero_init", "position", "overrides"]].copy()
-    overrides = [_overrides(value) for value in arms["overrides"]]
+    overrides = [
+        {key: each for key, each in _overrides(value).items() if key.split(".")[0] != "evidence"}  # measures, not makes
+        for value in arms["overrides"]
+    ]
     keys = sorted({key for values in overrides for key in values})
     varying = [key for key in keys if len({str(values.get(key)) for values in overrides}) > 1]
     arms["context"] = [", ".join(f"{key}={values[key]}" for key in varying if key in values) for values in overrides]
@@ -70,12 +73,21 @@ def arms_of(samples: pd.DataFrame) -> pd.DataFrame:
     return arms.drop(columns="overrides").sort_values(["rank", "align", "arm"], ignore_index=True)
 
 
-def controls_last(arms: list[str]) -> list[str]:
-    """Arm names in the order of a difference: methods first; the last is the control that others are held against."""
+def against_controls(arms: list[str]) -> list[tuple[str, str]]:
+    """(arm, control) for every arm: the control is avg of the same other factors, or the last one by ORDER.
+
+    Arms are compared only with arms of the same zero-initialisation, position and overrides, all that follows the
+    alignment in their names.
+    """
     rank = {align: number for number, align in enumerate(ORDER)}
-    reference = [arm for arm in arms if arm.split("-")[0] == HEADLINE_PAIR[1]]
-    others = sorted((arm for arm in arms if arm not in reference[:1]), key=lambda arm: rank.get(arm.split("-")[0], -1))
-    return [*others, *reference[:1]]
+    groups: dict[str, list[str]] = {}
+    for arm in sorted(arms, key=lambda arm: rank.get(arm.partition("-")[0], -1)):
+        groups.setdefault(arm.partition("-")[2], []).append(arm)
+    pairs = []
+    for group in groups.values():
+        control = next((arm for arm in group if arm.partition("-")[0] == HEADLINE_PAIR[1]), group[-1])
+        pairs += [(arm, control) for arm in group if arm != control]
+    return pairs
 
 
 def contrasts_of(arms: pd.DataFrame) -> list[Contrast]:

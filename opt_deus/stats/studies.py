@@ -11,26 +11,23 @@ from scipy import stats as distributions
 CONFIDENCE = 0.95
 
 
-def study_contrasts(rows: pd.DataFrame, arms: list[str]) -> pd.DataFrame:
-    """Every arm minus the last of `arms`, per study, quantity and site, paired by item.
+def study_contrasts(rows: pd.DataFrame, pairs: list[tuple[str, str]]) -> pd.DataFrame:
+    """The first arm of each pair minus the second, per study, quantity and site, paired by item.
 
-    rows: columns study, arm, quantity, site, gap, item, value; an item's value is its mean over gaps and seeds. Returns
-    study, quantity, site, contrast, n, estimate, ci_low, ci_high, p (paired t over items; not a number below 2 items).
+    rows: columns study, arm, quantity, site, gap, item, value. Only what both arms measured in the same gap counts; an
+    item's difference is its mean over gaps and seeds. Returns study, quantity, site, contrast, n, estimate, ci_low,
+    ci_high, p (paired t over items; not a number below 2 items).
     """
-    if rows.empty or len(arms) < 2:
-        return pd.DataFrame()
     found = []
-    *methods, reference = arms
-    for (study, quantity, site), group in rows.groupby(["study", "quantity", "site"], sort=False):
-        table = group.pivot_table(index="item", columns="arm", values="value", aggfunc="mean")
-        for arm in methods:
-            if arm in table and reference in table:
-                differences = (table[arm] - table[reference]).dropna().to_numpy()
+    rows = rows.assign(gap=rows["gap"].astype("Float64").fillna(-1).astype("int64")) if len(rows) else rows
+    for (study, quantity, site), group in rows.groupby(["study", "quantity", "site"], sort=False) if len(rows) else ():
+        table = group.pivot_table(index=["gap", "item"], columns="arm", values="value", aggfunc="mean")
+        for first, second in pairs:
+            if first in table and second in table:
+                differences = (table[first] - table[second]).dropna().groupby("item").mean().to_numpy()
                 if len(differences):
-                    found.append(
-                        {"study": study, "quantity": quantity, "site": site, "contrast": f"{arm} - {reference}"}
-                        | _paired(differences)
-                    )
+                    what = {"study": study, "quantity": quantity, "site": site, "contrast": f"{first} - {second}"}
+                    found.append(what | _paired(differences))
     return pd.DataFrame(found)
 
 

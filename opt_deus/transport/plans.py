@@ -98,8 +98,13 @@ class LinearMap:
 
     matrix: Tensor
 
+    solver = "turn"
+
     def on_rows(self, weight: Tensor) -> Tensor:
         return self.matrix @ weight
+
+    def on_columns(self, weight: Tensor) -> Tensor:
+        return weight @ self.matrix.T
 
 
 Plan = DensePlan | Assignment

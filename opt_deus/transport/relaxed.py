@@ -18,7 +18,8 @@ from opt_deus.transport.plans import DensePlan, PlanError
 def solve_unbalanced(cost: Tensor, epsilon: float, penalty: float, max_iterations: int = 50_000) -> DensePlan:
     """Entropic plan of cost (n, m) whose marginals are drawn to uniform by penalty times their KL divergence.
 
-    epsilon and penalty in the cost's units (Chizat et al. 2018, POT's stabilised iterations).
+    epsilon and penalty in the cost's units (Chizat et al. 2018, POT's stabilised iterations). PlanError where POT
+    warns, e.g. that it did not converge.
     """
     import ot  # a second to import: only where it is used
 
@@ -50,9 +51,11 @@ def solve_partial(cost: Tensor, mass: float) -> DensePlan:
 def _solved(name: str, cost: Tensor, solve) -> DensePlan:
     costs = cost.to("cpu", torch.float64).numpy()
     uniform = [np.full(size, 1 / size) for size in costs.shape]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they warn of, check_relaxed_plan refuses
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         matrix = solve(*uniform, costs)
+    if caught:
+        raise PlanError(f"{name} transport: {caught[0].message} Raise align.max_iterations or align.epsilon.")
     return DensePlan(torch.from_numpy(matrix).to(cost.device), solver=name, every_neuron=False)
 
 
