@@ -14,7 +14,7 @@ grid: setup
 	$(RUN) opt_deus.run -m align=ot,avg zero_init=true,false seed=0,1,2 $(ARGS)
 
 test: setup
-	$(RUN) ruff check opt_deus tests benchmarks
+	$(RUN) ruff check opt_deus tests benchmarks examples
 	$(VENV)/bin/lint-imports
 	$(RUN) pytest -m "not slow" $(ARGS)
 
