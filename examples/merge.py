@@ -29,7 +29,7 @@ def lifted(shallow: torch.nn.Module, plans: Path) -> torch.nn.Module:
     """The shallow model with the plans' new layers, outputs zeroed: deeper, the same function."""
     config, content = shallow.config, json.loads((plans / "plans.json").read_text())
     block = block_for(config.model_type)
-    heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    heads = Heads.of(config)
     plan = insert_after(config.num_hidden_layers, [pair["lower"] for pair in content["pairs"]])
     made = {}
     for index, pair in zip(plan.inserted, content["pairs"], strict=True):

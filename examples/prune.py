@@ -30,7 +30,7 @@ def score(model: PreTrainedModel, plans: Path, pair: dict) -> float:
     """What of the upper layer the aligned lower one does not explain: 0 equal, 1 or more nothing in common."""
     maps, _ = load_maps(plans / pair["file"])
     block, config = block_for(model.config.model_type), model.config
-    heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    heads = Heads.of(config)
     lower, upper = (model.model.layers[pair[side]].state_dict() for side in ("lower", "upper"))
     apart = total = 0.0
     for name, each in maps.items():

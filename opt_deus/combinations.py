@@ -49,8 +49,6 @@ def _check_rounds(cell: Cell) -> None:
         raise Meaningless(f"rounds={cell.rounds} means nothing with align={cell.align.name}: it makes no new layers.")
     if cell.position.name in ("single", "explicit"):
         raise ValueError(f"rounds={cell.rounds}: position={cell.position.name} places all layers at once; choose top.")
-    if cell.num_new_layers is not None and cell.num_new_layers < cell.rounds:
-        raise ValueError(f"rounds={cell.rounds}: num_new_layers={cell.num_new_layers} leaves a round without a layer.")
     step = cell.cpt.block_size * cell.cpt.batch_size * cell.cpt.accumulation
     budget = cell.cpt.steps or (cell.cpt.tokens or 0) // step
     if budget < cell.rounds:

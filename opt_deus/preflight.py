@@ -41,10 +41,12 @@ def check_plan(cell: Cell) -> None:
     """Raises ValueError where the plan does not fit the base, or in one of several rounds what there is by then."""
     layers = models.shape(cell.model)["num_hidden_layers"]
     total = len(plan_of(cell, layers).inserted)
-    if cell.rounds > max(1, total):
+    if cell.rounds == 1:
+        return
+    if cell.rounds > total:
         raise ValueError(f"rounds={cell.rounds}: {total} new layers leave a round without one; use fewer rounds.")
     for size in round_sizes(total, cell.rounds):
-        layers = plan_of(replace(cell, num_new_layers=size), layers).layers if cell.rounds > 1 else layers
+        layers = plan_of(replace(cell, num_new_layers=size), layers).layers
 
 
 def _check_sources(cell: Cell) -> None:

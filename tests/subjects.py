@@ -46,7 +46,7 @@ def subject_of(
 ) -> Subject:
     """matched: norm_match. length: of the 24 documents of either text."""
     config = model.config
-    heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    heads = Heads.of(config)
     plan = insert_after(len(layers_of(model)), gaps)
     base = Base(len(layers_of(model)), lambda layer, name: layer_tensors(model, layer)[name], _no_activations)
 

@@ -11,7 +11,7 @@ from test_structured import MLP, SHAPES, Layer, copy_by
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from opt_deus.methods import Base, activation
-from opt_deus.models.activations import layer_activations, no_sinks, unit_activations
+from opt_deus.models.activations import entering_states, layer_activations, no_sinks, unit_activations
 from opt_deus.models.blocks import LLAMA
 
 FREE = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
@@ -96,10 +96,19 @@ def test_unit_activations_are_what_the_model_computes():
     for axis in ("mlp", "mlp_output"):
         assert torch.allclose(found.values[1, axis], seen[axis], atol=1e-5)
     assert found.values[0, "attention"].shape == (2, 20, 32) and found.kept.all()
-    assert found.flat(1, "query").shape == (40, 32)
 
 
-def test_a_position_that_is_a_sink_anywhere_is_left_out():
-    states = torch.ones(2, 1, 6, 4)
-    states[1, 0, 2] *= 11
+def test_a_position_that_is_a_sink_anywhere_is_left_out_for_every_choice_of_layers():
+    states = torch.ones(1, 6, 4)
+    states[0, 2] *= 11
     assert no_sinks(states).tolist() == [[True, True, False, True, True, True]]
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_hidden_layers=3, vocab_size=64
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] *= 1e4  # token 7 is a sink from the first layer on
+    ids = torch.tensor([[3, 7, 5, 9]])
+    found, kept = entering_states(model, ids, [2])
+    assert set(found) == {2} and kept.tolist() == [[True, False, True, True]]
+    assert torch.equal(entering_states(model, ids, [0, 1])[1], kept)

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from opt_deus.config import EvidenceConfig
 from opt_deus.evidence import COLUMNS, Subject, Text
 from opt_deus.evidence import activation_correlation as study
-from opt_deus.evidence.partners import Pairing, batches, best_partner, correlations, method_pairings, same_index
+from opt_deus.evidence.partners import Pairing, batches, best_partner, method_pairings, same_index
 from opt_deus.evidence.substitutes import RELABELLINGS, Substitute, chosen_units, fit, substitutes_at
 from opt_deus.evidence.swap import Swapper
 from opt_deus.evidence.swap import measure as swap
@@ -24,6 +24,7 @@ from opt_deus.evidence.unit_maps import as_matrix, maps_on, sites
 from opt_deus.methods import Heads, Parents
 from opt_deus.methods.aligned import Flow
 from opt_deus.methods.symmetry import Symmetry, random_symmetry
+from opt_deus.models.activations import correlations
 from opt_deus.models.blocks import LLAMA
 from opt_deus.models.surgery import layer_tensors
 from opt_deus.plan import insert_after

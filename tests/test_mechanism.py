@@ -76,7 +76,13 @@ def test_rounds_grow_from_what_was_trained_and_divide_the_budget(command):
     ("arguments", "message"),
     [
         (("rounds=0",), "rounds=0"),
-        (("rounds=3", "num_new_layers=2"), "leaves a round without a layer"),
+        (("rounds=3", "num_new_layers=2"), "leave a round without one"),
+        (("rounds=3",), "2 new layers leave a round without one"),  # the default k, known only with the base
+        (("zero_weights=mlp", "zero_init=false"), "means nothing with zero_init=false"),
+        (("align=ot", "align.solver=partial", "align.mass=1.5"), "align.mass=1.5: a share"),
+        (("evidence=swap", "evidence.scale=least"), "evidence.scale=least: unknown"),
+        (("evidence=scale", "evidence.tokens=0"), "evidence.tokens=0: must be"),
+        (("evidence=scale", "evidence.blocks=many"), "evidence.blocks=many: must be of the kind"),
         (("rounds=2", "align=solar"), "means nothing with align=solar"),
         (("rounds=2", "position=single", "position.gap=0"), "places all layers at once"),
         (("rounds=2", "cpt.tokens=null"), "each needs a step"),
@@ -104,8 +110,17 @@ def test_plans_are_written_out_and_are_the_ones_that_made_the_layer(command):
     below, made, above = (deeper[f"model.layers.{index}.self_attn.q_proj.weight"].double() for index in (1, 2, 3))
     assert torch.allclose(made, (below[partner] + above) / 2, atol=1e-2)  # the checkpoint's own dtype
     assert not torch.equal(partner, torch.arange(len(partner)))
-    for align, message in (("copy", "aligns nothing"), ("half", "aligns nothing")):
-        assert message in command("expand", *DEBUG, f"align={align}", f"save_plans=none-{align}").stderr
+    for refused, message in (
+        (("align=copy", "save_plans=none"), "aligns nothing"),
+        (("align=lesa", "save_plans=none"), "aligns nothing"),
+        (("align=ot", "save_plans=same", "out=same"), "the same folder as out"),
+        (("align=ot", "save_plans=plans"), "there is something already"),
+        (("align=ot", "rounds=2", "out=new"), "expand trains nothing"),
+        (("align=ot",), "give one folder"),
+    ):
+        answer = command("expand", *DEBUG, *refused)
+        assert answer.returncode == 2 and message in answer.stderr, answer.stderr
+    assert not any((command.folder / name).exists() for name in ("none", "same", "new"))
 
 
 @pytest.mark.parametrize("study", STUDIES)

@@ -96,6 +96,8 @@ def test_a_named_grid_of_several_parts_holds_each_cell_once_and_the_user_wins():
     assert {job.cell.model.name for job in jobs} == {"scratch_m"}
     fewer = compose_jobs(["+experiment=sensitivity", "seed=7"], True, "s")
     assert {job.cell.seed for job in fewer} == {7} and 3 * len(fewer) == len(jobs)
+    knobs = compose_jobs(["+experiment=mechanism_geometry", "evidence.distances=[1,2]"], True, "s")
+    assert {str(job.cell.evidence.knobs["distances"]) for job in knobs} == {"[1, 2]"}  # a knob of a swept choice
     lines = sweep_lines(["+experiment=sensitivity", "seed=7"])
     assert len(lines) == 5 and all("seed=7" in line and not any("seed=0" in each for each in line) for line in lines)
 

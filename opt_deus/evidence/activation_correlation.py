@@ -32,13 +32,12 @@ from opt_deus.evidence.partners import (
     Pairing,
     Sides,
     best_partner,
-    correlations,
     gap_activations,
     method_pairings,
     same_index,
-    standardised,
 )
 from opt_deus.evidence.unit_maps import maps_on, sites
+from opt_deus.models.activations import correlations, standardised
 
 RANDOM, CEILING, CEILING_SIGNED = "random", "attainable", "attainable_signed"
 AT_ONCE = 100  # resamples held in memory

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from opt_deus.evidence.unit_maps import as_matrix
 from opt_deus.models import only_layers
-from opt_deus.models.activations import kept_everywhere, unit_activations
+from opt_deus.models.activations import standardised, unit_activations
 from opt_deus.models.blocks import Block
 from opt_deus.models.surgery import layer_tensors
 from opt_deus.transport import Assignment, DensePlan, Map, solve_exact
 
-CONSTANT = 1e-6  # a unit whose standard deviation is below this times its largest value is constant in float32
 HELD_BYTES = 2**30  # of activations at once
 
 
@@ -45,14 +44,6 @@ class Pairing:
         scores, live = standardised(lower)
         shares = mixture * live
         return scores @ (shares / shares.sum(1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)).T
-
-
-def standardised(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Z-scores over tokens (tokens, units), 0 for constant units, and which units (units,) are not constant."""
-    centred = values - values.mean(0, dtype=torch.float64).to(values.dtype)
-    deviation = centred.square().mean(0, dtype=torch.float64).sqrt()
-    live = deviation > CONSTANT * values.abs().amax(0)
-    return torch.where(live, centred / torch.where(live, deviation, 1.0).to(values.dtype), 0.0), live
 
 
 def same_index(units: int) -> Pairing:
@@ -85,11 +76,6 @@ def in_brackets(label: str) -> str:
     return f"[{label}]" if label else ""
 
 
-def correlations(lower: Tensor, upper: Tensor) -> Tensor:
-    """Pearson correlations (lower units, upper units) over tokens; 0 for constant units."""
-    return standardised(lower)[0].T @ standardised(upper)[0] / len(lower)
-
-
 def best_partner(correlation: Tensor, signed: bool = False) -> Pairing:
     """The one-to-one partners of largest mean correlation (lower, upper), or size of it, each then with its sign."""
     partner = solve_exact(1 - (correlation.abs() if signed else correlation)).partner
@@ -108,7 +94,7 @@ def gap_activations(
     As many layers at once as HELD_BYTES allow. Left out, in every gap alike, are positions that are sinks at the entry
     of any layer of the model.
     """
-    kept = kept_everywhere(model, ids)
+    kept = unit_activations(model, block, ids, (), ()).kept
     held = HELD_BYTES // (4 * ids.numel() * sum(num_units(model, block, axis) for axis in axes))
     for group in batches(gaps, held):
         layers = {layer for gap in group for layer in (gap, gap + 1)}

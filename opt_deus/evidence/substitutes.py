@@ -13,11 +13,11 @@ from opt_deus.evidence.partners import (
     Pairing,
     Sides,
     best_partner,
-    correlations,
     in_brackets,
     method_pairings,
     same_index,
 )
+from opt_deus.models.activations import correlations
 from opt_deus.transport import Map
 
 SCALES = ("least_squares", "deviation")

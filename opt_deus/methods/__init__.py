@@ -29,6 +29,11 @@ class Heads:
     num_kv: int
     head_dim: int
 
+    @classmethod
+    def of(cls, config: Any) -> Heads:
+        """From a Hugging Face configuration."""
+        return cls(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+
     @property
     def per_group(self) -> int:
         return self.num_query // self.num_kv

@@ -12,6 +12,7 @@ from torch import Tensor
 from opt_deus.methods import Diagnostics, Layer, Parents
 from opt_deus.methods.structured import average_relabelled
 from opt_deus.methods.symmetry import Symmetry
+from opt_deus.models.activations import correlations
 from opt_deus.transport import check_plan, solve_exact
 
 
@@ -60,15 +61,8 @@ def _match_heads(parents: Parents, channels: bool) -> dict[str, Tensor]:
 
 def _correlations(parents: Parents, axis: str) -> Tensor:
     """Pearson correlation (upper units, lower units), float64; 0 where a unit never changes."""
-    low, up = (_standardised(parents.base.activations(parents.layer + step, axis)) for step in (0, 1))
-    return up.T @ low
-
-
-def _standardised(signal: Tensor) -> Tensor:
-    """Columns (units) of mean 0 and norm 1."""
-    centred = signal.double() - signal.double().mean(0)
-    size = centred.norm(dim=0)
-    return centred / torch.where(size > 1e-9 * signal.double().norm(dim=0), size, torch.inf)
+    low, up = (parents.base.activations(parents.layer + step, axis).double() for step in (0, 1))
+    return correlations(low, up).T
 
 
 def _partners(correlation: Tensor, where: str) -> Tensor:

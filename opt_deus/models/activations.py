@@ -12,6 +12,8 @@ from opt_deus.models.blocks import Block
 from opt_deus.models.surgery import layers_of
 from opt_deus.models.updates import SINK_RATIO
 
+CONSTANT = 1e-6  # a unit whose standard deviation is below this times its largest value is constant in float32
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -19,10 +21,6 @@ class Activations:
 
     values: dict[tuple[int, str], Tensor]
     kept: Tensor
-
-    def flat(self, layer: int, axis: str) -> Tensor:
-        """(kept tokens, units), block after block."""
-        return self.values[layer, axis][self.kept]
 
 
 def where_axis_lives(block: Block, axis: str) -> tuple[str, bool]:
@@ -40,40 +38,28 @@ def where_axis_lives(block: Block, axis: str) -> tuple[str, bool]:
 
 
 @torch.no_grad()
-def entering_states(model: nn.Module, ids: Tensor, layers: Iterable[int]) -> dict[int, Tensor]:
-    """Residual states (blocks, tokens, hidden) that enter base layers (0-based), on token blocks ids."""
-    found: dict[int, Tensor] = {}
+def entering_states(model: nn.Module, ids: Tensor, layers: Iterable[int]) -> tuple[dict[int, Tensor], Tensor]:
+    """States (blocks, tokens, hidden) that enter the given base layers (0-based) on token blocks ids, and which
+    positions (blocks, tokens) are a sink at the entry of no layer of the model: the same for every choice of layers."""
+    wanted, found, kept, handles = set(layers), {}, [], []
 
-    def keep(index: int):
+    def look(index: int):
         def hook(_module: nn.Module, inputs: tuple, keywords: dict) -> None:
-            found[index] = (inputs[0] if inputs else keywords["hidden_states"]).detach()
+            states = (inputs[0] if inputs else keywords["hidden_states"]).detach()
+            kept.append(no_sinks(states))
+            if index in wanted:
+                found[index] = states
 
         return hook
 
-    handles = [layers_of(model)[index].register_forward_pre_hook(keep(index), with_kwargs=True) for index in layers]
+    for index, layer in enumerate(layers_of(model)):
+        handles.append(layer.register_forward_pre_hook(look(index), with_kwargs=True))
     try:
         model.model(input_ids=ids.to(model.device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
-    return found
-
-
-@torch.no_grad()
-def kept_everywhere(model: nn.Module, ids: Tensor) -> Tensor:
-    """Marks (blocks, tokens) the positions that are a sink at the entry of no layer: the same for every gap."""
-    kept: list[Tensor] = []
-
-    def mark(_module: nn.Module, inputs: tuple, keywords: dict) -> None:
-        kept.append(no_sinks([inputs[0] if inputs else keywords["hidden_states"]]))
-
-    handles = [layer.register_forward_pre_hook(mark, with_kwargs=True) for layer in layers_of(model)]
-    try:
-        model.model(input_ids=ids.to(model.device), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return torch.stack(kept).all(0)
+    return found, torch.stack(kept).all(0)
 
 
 @torch.no_grad()
@@ -101,24 +87,37 @@ def layer_activations(
     return found
 
 
-def no_sinks(states: Iterable[Tensor]) -> Tensor:
-    """Marks (blocks, tokens) the positions that are a sink in none of these states (blocks, tokens, hidden).
+def no_sinks(states: Tensor) -> Tensor:
+    """Marks (blocks, tokens) the positions whose state (blocks, tokens, hidden) is no sink.
 
     A sink has more than SINK_RATIO times the median norm (method.md, section 6: it distorts every statistic).
     """
-    norms = torch.stack([each.norm(dim=-1) for each in states])
-    return (norms <= SINK_RATIO * norms.flatten(1).median(dim=1).values[:, None, None]).all(0)
+    norms = states.norm(dim=-1)
+    return norms <= SINK_RATIO * norms.median()
 
 
 def unit_activations(
     model: nn.Module, block: Block, ids: Tensor, layers: Iterable[int], axes: Iterable[str]
 ) -> Activations:
     """Signals on the axes in the given base layers (0-based), on token blocks ids (blocks, tokens)."""
-    layers, axes = sorted(set(layers)), tuple(axes)
-    states = entering_states(model, ids, layers)
+    axes = tuple(axes)
+    states, kept = entering_states(model, ids, layers)
     values = {
         (layer, axis): signal
-        for layer in layers
-        for axis, signal in layer_activations(model, block, states[layer], layer, axes).items()
+        for layer, each in states.items()
+        for axis, signal in layer_activations(model, block, each, layer, axes).items()
     }
-    return Activations(values, no_sinks(states.values()))
+    return Activations(values, kept)
+
+
+def standardised(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Z-scores over tokens (tokens, units), 0 for constant units, and which units (units,) are not constant."""
+    centred = values - values.mean(0, dtype=torch.float64).to(values.dtype)
+    deviation = centred.square().mean(0, dtype=torch.float64).sqrt()
+    live = deviation > CONSTANT * values.abs().amax(0)
+    return torch.where(live, centred / torch.where(live, deviation, 1.0).to(values.dtype), 0.0), live
+
+
+def correlations(lower: Tensor, upper: Tensor) -> Tensor:
+    """Pearson correlations (lower units, upper units) over tokens; 0 for constant units."""
+    return standardised(lower)[0].T @ standardised(upper)[0] / len(lower)

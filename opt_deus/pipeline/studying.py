@@ -18,7 +18,7 @@ from opt_deus.pipeline.making import MAPS, Makers, call
 from opt_deus.pipeline.view import View
 from opt_deus.store import Artefact
 
-VERSION = 1  # raised when a change of code changes a study's results
+VERSION = 2  # raised when a change of code changes a study's results
 ROWS = "rows.parquet"
 
 
@@ -73,7 +73,7 @@ def subject_of(bench: Bench, state: State) -> Subject:
         plan=bench.plan,
         align=cell.align.name,
         seed=cell.seed,
-        evaluation=_text(view, bench.corpus.evaluation, view.evaluation, evidence.tokens, evidence.length),
+        evaluation=_text(view, view.held_out, view.evaluation, evidence.tokens, evidence.length),
         calibration=_text(view, bench.corpus.calibration, view.calibration, evidence.tokens, evidence.length),
         made=lambda gap: load_file(made[gap]),
         maps=lambda gap: transport.load_maps(makers.maps(gap, upper[gap]).path / MAPS)[0],

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from opt_deus import methods, models, training
-from opt_deus.models.activations import entering_states, kept_everywhere, layer_activations
+from opt_deus.data import content_hash
+from opt_deus.models.activations import entering_states, layer_activations
 from opt_deus.models.blocks import Block, block_for
 from opt_deus.models.updates import Stream, streams
 from opt_deus.pipeline.bench import Bench
@@ -36,8 +37,7 @@ class View:
 
     @property
     def heads(self) -> methods.Heads:
-        config = self.model.config
-        return methods.Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+        return methods.Heads.of(self.model.config)
 
     def parents(self, lower: int, upper: int | None) -> methods.Parents:
         """What a method sees of the gap above base layer `lower`."""
@@ -79,7 +79,12 @@ class View:
         same for every plan, as made layers are shared by plans."""
         layers = {layer for pair in self.bench.plan.parents for layer in pair if layer is not None}
         ids = self.calibration(ALIGNMENT_BLOCKS, CALIBRATION_LENGTH)
-        return entering_states(self.model, ids, layers), kept_everywhere(self.model, ids)
+        return entering_states(self.model, ids, layers)
+
+    @cached_property
+    def held_out(self) -> list[str]:
+        """Held-out documents in the order of their content's hash: any part of them is a fair sample of all."""
+        return sorted(self.bench.corpus.evaluation, key=content_hash)
 
     def calibration(self, num_blocks: int, length: int) -> torch.Tensor:
         """Token ids (num_blocks, length) of calibration text, which neither training nor evaluation sees."""
@@ -87,7 +92,7 @@ class View:
 
     def evaluation(self, num_blocks: int, length: int) -> torch.Tensor:
         """Token ids (num_blocks, length) of held-out text."""
-        return self._blocks(itertools.cycle(self.bench.corpus.evaluation), num_blocks, length)
+        return self._blocks(itertools.cycle(self.held_out), num_blocks, length)
 
     def _blocks(self, text: Any, num_blocks: int, length: int) -> torch.Tensor:
         """A small corpus is read again."""

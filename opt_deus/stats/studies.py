@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pandas as pd
-from scipy import stats as distributions
 
-CONFIDENCE = 0.95
+from opt_deus.stats.estimates import paired_t
 
 
 def study_contrasts(rows: pd.DataFrame, pairs: list[tuple[str, str]]) -> pd.DataFrame:
@@ -27,15 +23,7 @@ def study_contrasts(rows: pd.DataFrame, pairs: list[tuple[str, str]]) -> pd.Data
                 differences = (table[first] - table[second]).dropna().groupby("item").mean().to_numpy()
                 if len(differences):
                     what = {"study": study, "quantity": quantity, "site": site, "contrast": f"{first} - {second}"}
-                    found.append(what | _paired(differences))
+                    t = paired_t(differences)
+                    numbers = {name: getattr(t, name) for name in ("n", "estimate", "ci_low", "ci_high", "p")}
+                    found.append(what | numbers)
     return pd.DataFrame(found)
-
-
-def _paired(differences: np.ndarray) -> dict[str, float]:
-    n, mean = len(differences), float(differences.mean())
-    if n < 2:
-        return {"n": n, "estimate": mean, "ci_low": math.nan, "ci_high": math.nan, "p": math.nan}
-    error = float(differences.std(ddof=1)) / math.sqrt(n)
-    half = float(distributions.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
-    p = float(2 * distributions.t.sf(abs(mean) / error, n - 1)) if error > 0 else (1.0 if mean == 0 else 0.0)
-    return {"n": n, "estimate": mean, "ci_low": mean - half, "ci_high": mean + half, "p": p}
