@@ -7,8 +7,11 @@ import json
 import pandas
 import pytest
 import torch
+import yaml
 from conftest import ROOT
 from safetensors.torch import load_file
+
+from opt_deus.pipeline.rounds import SEED_STRIDE
 
 DEBUG = ("+experiment=debug", "offline=true")
 UNTRAINED = (*DEBUG, "cpt.tokens=null", "sft.tokens=null", "eval.stages=[]")
@@ -70,6 +73,12 @@ def test_rounds_grow_from_what_was_trained_and_divide_the_budget(command):
     assert again.returncode == 0
     (repeated,) = command.records("two").values()
     assert repeated["perplexity"] == two["perplexity"] and "cpt" in repeated["artefacts"]["reused"]
+
+
+def test_no_round_replays_a_bases_pre_training():
+    bases = [yaml.safe_load(path.read_text()) for path in (ROOT / "conf/model").glob("scratch_*.yaml")]
+    taken = {base["pretraining"]["seed"] for base in bases}
+    assert taken and not taken & {seed + later * SEED_STRIDE for seed in range(100) for later in range(20)}
 
 
 @pytest.mark.parametrize(
